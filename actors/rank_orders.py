@@ -21,7 +21,7 @@ import trio
 from asyncrl.actors.actor_context import ActorContext
 from asyncrl.actors.errors import RankLost
 from asyncrl.actors.trainer_actor import COMPUTED
-from asyncrl.messages import Drain, Gather, Hello, Meet, Message, Obeyed
+from asyncrl.messages import Drain, Gather, Hello, Meet, Message, Obeyed, Score
 from asyncrl.messages.address import Address, UnixAddress
 from asyncrl.runtime.ipc.endpoints import first_message, serve
 from asyncrl.runtime.ipc.errors import EndOfStream, LinkError
@@ -34,7 +34,7 @@ Carried = Callable[[Message, Sequence[memoryview]], None]
 """One rank's part of an order, computed in a thread."""
 CAUSE_S = 5.0
 """Seconds in which a rank that was lost is seen to be, where a collective says that one was."""
-NAMES: dict[type[Message], str] = {**COMPUTED, Gather: "weights", Drain: "end"}
+NAMES: dict[type[Message], str] = {**COMPUTED, Gather: "weights", Score: "canary", Drain: "end"}
 """Words for what each order is about."""
 
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import trio
+from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from asyncrl.actors.actor_context import ActorContext
 from asyncrl.actors.rank_orders import RankOrders
 from asyncrl.actors.scoring_servers import ScoringServers
 from asyncrl.actors.trainer_actor import Write
+from asyncrl.engines import canary
 from asyncrl.messages import (
     CloseStep,
     Gather,
@@ -24,27 +29,32 @@ from asyncrl.messages import (
     Message,
     MicroBatch,
     Save,
+    Score,
     ScoreProximal,
     TokenCount,
 )
 from asyncrl.runtime.run_dir import ADAPTER, MODEL, MODEL_EMA
-from asyncrl.training.adapters import adapted, merged_model
-from asyncrl.training.checkpoint_index import checkpoint_path
+from asyncrl.training.adapters import adapted, learning, published_names
+from asyncrl.training.checkpoint_index import CheckpointError, checkpoint_path
 from asyncrl.training.checkpoint_io import (
     StagedCheckpoint,
-    export,
     export_adapters,
+    export_staged,
     take,
     write,
 )
 from asyncrl.training.forward import falls_back
 from asyncrl.training.kl_terms import served_names
 from asyncrl.training.learner import Learner
-from asyncrl.training.models import in_dtype, parameters_for_publication
+from asyncrl.training.model_writing import StagedModel, stage_model
+from asyncrl.training.models import parameters_for_publication
+from asyncrl.training.ranks.rank import Rank
 from asyncrl.training.rounding_gap import rounding_gap
 from asyncrl.training.staging import Staging
 from asyncrl.training.stored_dtype import saved_dtype
 from asyncrl.weightsync.narrowed import SentWeights
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -97,18 +107,38 @@ class RankedLearner:
     async def copy(self, save: Save) -> Write:
         """Copy the state of all ranks; what is returned writes the copy, in a thread."""
         own = partial(_taken, self.learner, self.context.initial, self.staging, save)
-        staged, whole = await self.orders.give(save, (), own)
-        assert staged is not None, "rank 0 has the copy"
-        written = partial(_written, self.context, staged, whole, save)
+        taken = await self.orders.give(save, (), own)
+        written = partial(_written, self.context, taken, save, self.learner.rank)
         return partial(trio.to_thread.run_sync, written)
 
 
-@dataclass(frozen=True)
 class CarriedOrder:
-    """Another rank's part of each order."""
+    """Another rank's part of each order. What it copies for a checkpoint is written in a thread,
+    beside the orders that follow, up to `finish`."""
 
-    learner: Learner
-    context: ActorContext
+    def __init__(self, learner: Learner, context: ActorContext) -> None:
+        self.learner, self.context = learner, context
+        self._staging = Staging()
+        self._thread = ThreadPoolExecutor(1)
+        self._writes: Future[None] | None = None
+
+    def finish(self) -> None:
+        """Wait until the last copy is written. Raises what its writing raised."""
+        writes, self._writes = self._writes, None
+        if writes is not None:
+            writes.result()
+
+    def _save(self, save: Save) -> None:
+        self.finish()  # as rank 0 has, or it would not have given this order
+        taken = _taken(self.learner, self.context.initial, self._staging, save)
+
+        def write() -> None:
+            try:
+                _written(self.context, taken, save, self.learner.rank)
+            except CheckpointError as error:  # which rank 0 tells the coordinator
+                logger.warning("%s", error)
+
+        self._writes = self._thread.submit(write)
 
     def __call__(self, order: Message, buffers: Sequence[memoryview]) -> None:
         match order:
@@ -127,23 +157,48 @@ class CarriedOrder:
             case CloseStep():
                 _stepped(self.learner, self.context)
             case Save():
-                _taken(self.learner, self.context.initial, Staging(), order)
-            case Gather(average):
-                gathered(self.learner, average)
+                self._save(order)
+            case Gather():
+                for _ in gathered(self.learner, order):
+                    pass
+            case Score():
+                scored(self.learner, self.context.sent, np.frombuffer(buffers[0], np.int32))
             case _:
                 raise ValueError(f"a rank does not understand {type(order).__name__}")
 
 
-def gathered(
-    learner: Learner, average: bool
-) -> tuple[PreTrainedModel | None, PreTrainedModel | None]:
-    """This rank's part of gathering the model, and the average of its weights where it is wanted;
-    rank 0 has them then."""
-    model = learner.rank.gathered(learner.model)
-    if not average:
-        return model, None
-    assert learner.average is not None, "evaluation.weights needs train.ema"
-    return model, learner.average.gathered()
+def gathered(learner: Learner, order: Gather) -> Iterator[tuple[str, Tensor]]:
+    """This rank's part of gathering some of what is published, one tensor after another: rank 0 has
+    each whole, in host memory. All of them have to be taken."""
+    model, rank = learner.model, learner.rank
+    if order.average:
+        assert learner.average is not None, "evaluation.weights needs train.ema"
+    weights = learner.average.weights() if order.average and learner.average else learning(model)
+    own = dict(weights)
+    rank.let_go(model)
+    for name, parameter in islice(published_names(model), order.first, order.end):
+        found = rank.as_computed(own[parameter]) if parameter else torch.empty(0, dtype=torch.uint8)
+        yield name, found if rank.index else found.cpu()
+
+
+def scored(learner: Learner, sent: SentWeights, ids: NDArray[np.int32]) -> list[float]:
+    """This rank's part of scoring the canary's text by the weights that engines are sent: with a
+    temporary copy of its shards where they are rounded."""
+    rank, model = learner.rank, learner.model
+    rank.let_go(model)
+    try:
+        exact = not sent.fp8 and sent.dtype.itemsize >= rank.computes(model).itemsize
+        if exact or adapted(model):
+            return canary.scored(model, ids, model.device)
+        own = dict(learning(model))
+        rounded = {
+            name: rank.sharded(tensor, like=own[name]).to(own[name].dtype, copy=True)
+            for name, tensor in _sent(learner, sent)
+        }
+        with rank.stand_in(model).of(rounded) as other:
+            return canary.scored(other, ids, model.device)
+    finally:
+        rank.let_go(model)
 
 
 def _stepped(learner: Learner, context: ActorContext) -> dict[str, float]:
@@ -164,44 +219,45 @@ def _sent(learner: Learner, sent: SentWeights) -> Iterator[tuple[str, Tensor]]:
     return sent.narrowed(whole, model)
 
 
-def _taken(
-    learner: Learner, initial: Path, staging: Staging, save: Save
-) -> tuple[StagedCheckpoint | None, dict[str, PreTrainedModel]]:
-    """This rank's part of the copy for a checkpoint; rank 0 has it then. After the last step it
-    also has, by their places in the run's directory, the models that are for use elsewhere: nothing
-    changes them any more."""
-    staged, whole = take(learner, save.cursor, staging), dict[str, PreTrainedModel]()
-    if save.models != "no":
-        average = learner.average.gathered() if learner.average else None
-        if staged is not None:
-            # made here: that changes settings of the process, which the writing goes beside
-            whole[MODEL] = _to_leave(staged.model, initial)
-        if average is not None:
-            whole[MODEL_EMA] = _to_leave(average, initial)
-    return staged, whole
+class Copy(NamedTuple):
+    """A rank's part of what is saved: a checkpoint, and after the last step, by their places in the
+    run's directory, the models that are for use elsewhere: nothing changes them any more."""
+
+    checkpoint: StagedCheckpoint
+    models: Mapping[str, StagedModel]
 
 
-def _to_leave(model: PreTrainedModel, initial: Path) -> PreTrainedModel:
-    """The model for use elsewhere: without adapters, and in the type of the directory that the run
-    started from."""
-    whole = merged_model(model)
-    trained = str(whole.dtype).removeprefix("torch.")
-    return in_dtype(whole, getattr(torch, saved_dtype(trained, initial)))
+def _taken(learner: Learner, initial: Path, staging: Staging, save: Save) -> Copy:
+    """This rank's part of the copy of all ranks."""
+    checkpoint, models = take(learner, save.cursor, staging), dict[str, StagedModel]()
+    if save.models == "no":
+        return Copy(checkpoint, models)
+    rank, model, average = learner.rank, learner.model, learner.average
+    computed = rank.computes(model)
+    trained = str(computed).removeprefix("torch.")
+    # in the type of the directory that the run started from
+    dtype: torch.dtype = getattr(torch, saved_dtype(trained, initial))
+    if checkpoint.model is not None and dtype == computed:
+        models[MODEL] = checkpoint.model
+    else:
+        models[MODEL] = stage_model(rank, model, staging, dtype=dtype)
+    if average is not None:
+        own = average.policy.model if average.policy else model
+        weights = None if average.policy else average.weights()
+        models[MODEL_EMA] = stage_model(rank, own, staging, weights, dtype)
+    staging.end()
+    return Copy(checkpoint, models)
 
 
-def _written(
-    context: ActorContext,
-    staged: StagedCheckpoint,
-    whole: Mapping[str, PreTrainedModel],
-    save: Save,
-) -> Path:
-    """Write a checkpoint, unless it is there, and the models for use elsewhere. Raises
-    CheckpointError."""
-    path = checkpoint_path(context.run, staged.version)
+def _written(context: ActorContext, copy: Copy, save: Save, rank: Rank) -> Path:
+    """Write this rank's part of a checkpoint, unless it is there, and of the models for use
+    elsewhere. Raises CheckpointError."""
+    checkpoint = copy.checkpoint
+    path = checkpoint_path(context.run, checkpoint.version)
     if save.models != "alone":
-        path = write(context.run, staged, context.initial)
-    for name, model in whole.items():
-        export(context.run / name, model, context.initial)
-    if whole and adapted(staged.model):
-        export_adapters(context.run / ADAPTER, staged.model)
+        path = write(context.run, checkpoint, context.initial, rank)
+    for name, model in copy.models.items():
+        export_staged(context.run / name, model, context.initial, rank)
+    if copy.models and checkpoint.adapters and not rank.index:
+        export_adapters(context.run / ADAPTER, checkpoint.adapters)
     return path

@@ -1,8 +1,8 @@
 """The process of one rank of the trainer, put together. Invariant: rank 0 alone hears from the
 coordinator, sends weights and writes checkpoints; what computes, all ranks do.
 
-A trainer of one rank is rank 0 without others. Of several, each has the whole model for a moment,
-tries it, and keeps its shard.
+A trainer of one rank is rank 0 without others. Of several, each reads its own rows of the weights
+into its shard, and all try the model together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+import trio
 from msgspec.structs import replace
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from asyncrl.actors.actor_context import ActorContext, refused_as_input
@@ -36,7 +38,7 @@ from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.runtime.processes.own_waits import own_waits
 from asyncrl.runtime.run_dir import RANK_STORE, WEIGHT_STORE
 from asyncrl.tasks.text import Tokenizer
-from asyncrl.training.adapters import add_adapters
+from asyncrl.training.adapters import add_adapters, published
 from asyncrl.training.checkpoint_index import latest
 from asyncrl.training.checkpoint_io import (
     restore,
@@ -45,17 +47,20 @@ from asyncrl.training.checkpoint_io import (
 from asyncrl.training.forward import falls_back
 from asyncrl.training.kl_terms import open_kl_terms
 from asyncrl.training.learner import Learner
-from asyncrl.training.models import ModelError, empty_model, load_model
+from asyncrl.training.models import ModelError, load_model
 from asyncrl.training.output_layer import float32_output
+from asyncrl.training.ranks.given_state import share_state
+from asyncrl.training.ranks.opening import opened_by_rank
 from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.ranks.rank_group import open_ranks, shard
-from asyncrl.training.ranks.shared import share_weights
 from asyncrl.training.rounding import round_in_training
 from asyncrl.training.staging import Staging
-from asyncrl.training.stored_state import read_state, share_state
+from asyncrl.training.stored_model import ModelRows
+from asyncrl.training.stored_state import read_state
 from asyncrl.training.supervised import open_supervised
 from asyncrl.training.trial import try_passes
 from asyncrl.weightsync.buckets import Plan
+from asyncrl.weightsync.narrowed import SentWeights
 from asyncrl.weightsync.stores import LOOPBACK, interface_of, open_store, own_address, served_store
 from asyncrl.weightsync.trainer_canary import TrainerCanary
 from asyncrl.weightsync.transport import TrainerSide, transport_of
@@ -74,20 +79,20 @@ async def trainer_process(context: ActorContext) -> None:
         return
     checkpoint = latest(context.run) if context.resume else None
     with refused_as_input():
-        model = _model(context, checkpoint)
-        _try(model, context)
-        plan = Plan.of(context.sent.of(model), config.publication.bucket_bytes)
+        model, weights = _model(context, checkpoint)
     if (size := ranks_of(config.train)) == 1:
+        with refused_as_input():
+            _try(model, context, ALONE)
         learner = _learner(context, model, ALONE, checkpoint)
-        await _lead(context, learner, plan, RankOrders((), waits, 0.0), waits)
+        await _lead(context, learner, RankOrders((), waits, 0.0), waits)
         return
     host = LOOPBACK if context.rank_0 is None else config.publication.host
     with _ending_at_once(), served_store(host, context.run / RANK_STORE) as store:
         meet = Meet(store, size)
         async with open_orders(context, meet, waits) as orders:
-            with _rank(context, model, meet) as rank:
+            with _rank(context, model, weights, meet) as rank:
                 learner = _learner(context, model, rank, checkpoint)
-                await _lead(context, learner, plan, orders, waits)
+                await _lead(context, learner, orders, waits)
                 await orders.end()
 
 
@@ -96,13 +101,13 @@ async def _follow(context: ActorContext, waits: Waits) -> None:
     spread = _spread(context)
     checkpoint = latest(context.run) if context.resume and not spread else None
     with refused_as_input():
-        model = _model(context, checkpoint)
-        if not spread:
-            _try(model, context)
+        model, weights = _model(context, checkpoint)
     async with open_rank(context, waits) as (link, meet):
-        with _rank(context, model, meet) as rank:
+        with _rank(context, model, weights, meet) as rank:
             learner = _learner(context, model, rank, checkpoint)
-            await obey(link, context.index, CarriedOrder(learner, context), waits)
+            carried = CarriedOrder(learner, context)
+            await obey(link, context.index, carried, waits)
+            await trio.to_thread.run_sync(carried.finish)
 
 
 def _spread(context: ActorContext) -> bool:
@@ -110,11 +115,11 @@ def _spread(context: ActorContext) -> bool:
     return context.head is not None or context.config.cluster.trainer_agents > 0
 
 
-async def _lead(
-    context: ActorContext, learner: Learner, plan: Plan, orders: RankOrders, waits: Waits
-) -> None:
+async def _lead(context: ActorContext, learner: Learner, orders: RankOrders, waits: Waits) -> None:
     """Rank 0's life: a sender of weights, and the coordinator's link."""
     config, sent = context.config, context.sent
+    with refused_as_input():
+        plan = Plan.of(_sent(learner, sent), config.publication.bucket_bytes)
     async with ScoringServers.open(config, waits) as servers:
         with refused_as_input():
             own, patience_s = Tokenizer(context.initial), config.supervision.start_s / 2
@@ -131,21 +136,39 @@ async def _lead(
             await trainer_actor(link, threaded, sender, waits, Reporter(waits))
 
 
+def _sent(learner: Learner, sent: SentWeights) -> Iterator[tuple[str, Tensor]]:
+    """All that a publication sends; of several ranks the shapes."""
+    model, rank = learner.model, learner.rank
+    if rank.size == 1:
+        return sent.of(model)
+    shapes = (
+        (
+            name,
+            torch.empty(
+                tensor.shape,
+                dtype=rank.computes(model) if tensor.is_floating_point() else tensor.dtype,
+                device="meta",
+            ),
+        )
+        for name, tensor in published(model)
+    )
+    return sent.narrowed(shapes, model)
+
+
 @contextmanager
-def _rank(context: ActorContext, model: PreTrainedModel, meet: Meet) -> Iterator[Rank]:
-    """This process's rank of several, which meets the others, and keeps its shard of the model; of
-    rank 0's, where some are on other machines."""
+def _rank(
+    context: ActorContext, model: PreTrainedModel, weights: ModelRows | None, meet: Meet
+) -> Iterator[Rank]:
+    """This process's rank of several, which meets the others, and reads its shard of the model."""
     train, start_s = context.config.train, context.config.supervision.start_s
     _use_network_of(meet.store)
     store = open_store(meet.store, timedelta(seconds=start_s))
     every = (context.index, meet.size, train.replicas)
     with open_ranks(train.device, store, *every, patience_s=start_s) as mesh:
-        if _spread(context):
-            share_weights(model)
-            if context.index:
-                with refused_as_input():
-                    _try(model, context)
-        yield shard(model, mesh)
+        with refused_as_input():
+            rank = shard(model, mesh, weights, writes=context.head is None)
+            _try(model, context, rank)
+        yield rank
 
 
 def _use_network_of(store: str) -> None:
@@ -168,15 +191,19 @@ def _ending_at_once() -> Iterator[None]:
         os._exit(DISK_NOT_READY if of_disk(error) else 1)
 
 
-def _model(context: ActorContext, checkpoint: Path | None) -> PreTrainedModel:
+def _model(
+    context: ActorContext, checkpoint: Path | None
+) -> tuple[PreTrainedModel, ModelRows | None]:
     """The model of the checkpoint, or the initial one, on the trainer's device; one with adapters
-    is the initial one, and the checkpoint's adapters come later. One that rank 0 gives its weights
-    is empty. Raises ModelError for one that cannot be trained."""
-    config, lora = context.config, context.config.model.lora
-    if context.index and _spread(context):
-        model = empty_model(context.initial, context.dtype)
+    is the initial one, and the checkpoint's adapters come later. Of several ranks it has no memory,
+    and its weights come by rows. Raises ModelError for one that cannot be trained."""
+    config, lora, weights = context.config, context.config.model.lora, None
+    path = context.initial if checkpoint is None or lora.rank else checkpoint
+    if ranks_of(config.train) > 1:
+        device, spread = torch.device(config.train.device), _spread(context)
+        path = context.initial if context.index and spread else path
+        model, weights = opened_by_rank(path, context.dtype, context.index, device, given=spread)
     else:
-        path = context.initial if checkpoint is None or lora.rank else checkpoint
         model = load_model(path, context.dtype)
     if config.model.output_dtype == "float32":
         float32_output(model)
@@ -184,13 +211,16 @@ def _model(context: ActorContext, checkpoint: Path | None) -> PreTrainedModel:
         round_in_training(model)
     if lora.rank:
         add_adapters(model, lora)
-    torch.nn.Module.to(model, config.train.device)
-    return model
+    if weights is None:
+        torch.nn.Module.to(model, config.train.device)
+    return model, weights
 
 
-def _try(model: PreTrainedModel, context: ActorContext) -> None:
-    """Settle on the passes of a model, by trying them. Raises ModelError where none will do."""
-    tried = try_passes(model, context.config.engine.context_tokens)
+def _try(model: PreTrainedModel, context: ActorContext, rank: Rank) -> None:
+    """Settle on the passes of a model, by trying them. All ranks call this alike. Raises ModelError
+    where none will do."""
+    tried = try_passes(model, context.config.engine.context_tokens, rank.computes(model))
+    rank.let_go(model)
     logger.info("tried on a few texts: %s", tried)
     if falls_back(model) and context.config.train.attention == "blocks":
         raise ModelError(

@@ -7,14 +7,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-import trio
 from torch import Tensor
 
 from asyncrl.messages import Prepare, Publish
 from asyncrl.weightsync.broadcast import GroupReceiver, GroupSender
 from asyncrl.weightsync.direct_weights import DirectWeights
-from asyncrl.weightsync.errors import TransferError
-from asyncrl.weightsync.handoff import Handoff
 from asyncrl.weightsync.staged import StagedReceiver, StagedSender
 from asyncrl.weightsync.transport import EngineSide, Received, Sent, TrainerSide, Transport
 
@@ -24,22 +21,9 @@ class DirectSender(StagedSender):
     trained meanwhile."""
 
     async def send(self, message: Publish, /) -> Sent:
-        if not self._source.sharded:
-            return await super().send(message)
-        handoff, deadline_s = Handoff(self._deadline_s), self._deadline_s
-        epoch, world, plan = message.epoch, message.world, self._source.plan
-        sent: Sent | TransferError
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._source.hand_over, handoff)
-            try:
-                sent = await self._broadcast.send(epoch, world, plan, handoff, deadline_s)
-            except TransferError as error:  # out of the nursery by itself
-                sent = error
-            finally:
-                handoff.leave()
-        if isinstance(sent, TransferError):
-            raise sent
-        return sent
+        if self._source.sharded:
+            return await self._send_gathered(message, beside=False)
+        return await super().send(message)
 
 
 class DirectReceiver(StagedReceiver):

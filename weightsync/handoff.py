@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from asyncrl.weightsync.errors import TransferError
 
 
 class Handoff:
-    """Named tensors on their way from `fill` to one consumer that iterates."""
+    """Named tensors on their way from `put` to one consumer that iterates."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
@@ -26,11 +27,11 @@ class Handoff:
         self._failed = False
         self._left = False  # the consumer has stopped
 
-    def fill(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Hand over the tensors, in this thread, and consume all of them whatever happens."""
+    @contextmanager
+    def filling(self) -> Iterator[None]:
+        """Hand over all that there is, by `put`, in the block."""
         try:
-            for item in tensors:
-                self._put(item)
+            yield
         except BaseException:
             self._failed = True
             raise
@@ -38,6 +39,16 @@ class Handoff:
             with self._news:
                 self._filled = True
                 self._news.notify_all()
+
+    @property
+    def left(self) -> bool:
+        """True if the consumer has stopped."""
+        return self._left
+
+    def put(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Hand over some tensors, in this thread, and consume all of them whatever happens."""
+        for item in tensors:
+            self._put(item)
 
     def leave(self) -> None:
         """Take no more."""

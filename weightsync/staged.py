@@ -11,6 +11,8 @@ from torch import Tensor
 
 from asyncrl.messages import Prepare, Publish
 from asyncrl.weightsync.broadcast import GroupReceiver, GroupSender
+from asyncrl.weightsync.errors import TransferError
+from asyncrl.weightsync.handoff import Handoff
 from asyncrl.weightsync.transport import (
     EngineSide,
     Received,
@@ -36,6 +38,8 @@ class StagedSender:
         await self._broadcast.join(epoch, world, self._source.plan, self._deadline_s)
 
     async def send(self, message: Publish, /) -> Sent:
+        if self._source.sharded:
+            return await self._send_gathered(message, beside=True)
         # both are of the learner's version: they change in the same step
         gathered = await self._source.gather(message.average)
         sent = await self._broadcast.send(
@@ -47,6 +51,36 @@ class StagedSender:
             gathered.average,
         )
         return sent._replace(canary=gathered.canary)
+
+    async def _send_gathered(self, message: Publish, *, beside: bool) -> Sent:
+        """Send the weights of several ranks as they are gathered, `beside` training."""
+        canary = await self._source.canary()
+        handoffs = [Handoff(self._deadline_s) for _ in range(1 + message.average)]
+
+        async def hand_over() -> None:
+            for handoff, average in zip(handoffs, (False, True), strict=False):
+                await self._source.hand_over(handoff, average=average, beside=beside)
+
+        sent: Sent | TransferError
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hand_over)
+            try:
+                sent = await self._broadcast.send(
+                    message.epoch,
+                    message.world,
+                    self._source.plan,
+                    handoffs[0],
+                    self._deadline_s,
+                    handoffs[1] if message.average else None,
+                )
+            except TransferError as error:  # out of the nursery by itself
+                sent = error
+            finally:
+                for handoff in handoffs:
+                    handoff.leave()
+        if isinstance(sent, TransferError):
+            raise sent
+        return sent._replace(canary=canary)
 
 
 class StagedReceiver:

@@ -8,7 +8,7 @@ where adapters are merged.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import cached_property
 
 import trio
@@ -30,7 +30,7 @@ class TrainerCanary:
         self, empty: Callable[[], PreTrainedModel], sent: SentWeights, tokenizer: Tokenizer
     ) -> None:
         self._empty, self._sent = empty, sent
-        self._text = canary.text(tokenizer.vocabulary, tokenizer.stop_ids)
+        self.text = canary.text(tokenizer.vocabulary, tokenizer.stop_ids)
         self._last: tuple[int, list[float]] = (-1, [])
 
     async def of(self, version: int, model: PreTrainedModel) -> list[float]:
@@ -40,6 +40,14 @@ class TrainerCanary:
             self._last = version, await trio.to_thread.run_sync(self._computed, model)
         return self._last[1]
 
+    async def by_ranks(
+        self, version: int, computed: Callable[[], Awaitable[list[float]]]
+    ) -> list[float]:
+        """Scores that several ranks have `computed` for the text with the weights of `version`."""
+        if self._last[0] != version:
+            self._last = version, await computed()
+        return self._last[1]
+
     @cached_property
     def _shape(self) -> PreTrainedModel:
         return self._empty()
@@ -47,4 +55,4 @@ class TrainerCanary:
     def _computed(self, model: PreTrainedModel) -> list[float]:
         whole = merged(model) if adapted(model) else parameters_for_publication(model)
         weights = dict(self._sent.narrowed(whole, model))
-        return canary.reference(self._shape, weights, self._text)
+        return canary.reference(self._shape, weights, self.text)

@@ -121,9 +121,13 @@ class WeightSource(Protocol):
         """The weights of the present version, whole."""
         ...
 
-    async def hand_over(self, handoff: Handoff) -> None:
-        """Fill `handoff` with each tensor when it is gathered, so that the model is nowhere
-        whole."""
+    async def hand_over(self, handoff: Handoff, *, average: bool, beside: bool) -> None:
+        """Fill `handoff` with each tensor of several ranks' weights, or of their average, when it
+        is gathered, so that the model is nowhere whole; `beside` training, some at a time."""
+        ...
+
+    async def canary(self) -> list[float]:
+        """The canary of several ranks' weights; empty where no engine compares one."""
         ...
 
 

@@ -65,7 +65,22 @@ def reference(
         logits = torch.func.functional_call(
             model, {**buffers, **weights}, (), {"input_ids": batch, "use_cache": False}
         ).logits
-        scores = torch.log_softmax(logits[0, :-1].float(), -1).gather(1, batch[0, 1:, None])[:, 0]
+        return _scores(logits, batch)
+
+
+def scored(model: torch.nn.Module, ids: NDArray[np.int32], device: torch.device) -> list[float]:
+    """The log-probabilities of `reference` by a model with its own weights, on their device."""
+    import torch
+
+    batch = torch.from_numpy(ids).to(device, torch.int64)[None]
+    with torch.no_grad():
+        return _scores(model(input_ids=batch, use_cache=False).logits, batch)
+
+
+def _scores(logits: torch.Tensor, batch: torch.Tensor) -> list[float]:
+    import torch
+
+    scores = torch.log_softmax(logits[0, :-1].float(), -1).gather(1, batch[0, 1:, None])[:, 0]
     return [float(score) for score in scores]
 
 

@@ -65,7 +65,11 @@ def memory_rows(config: Config) -> list[Row]:
         rows.append(Row("note", "trainer memory", f"more than {device} has: {_remedy(prediction)}"))
     copied = copied_bytes(config, parts)
     rows.append(
-        Row("checkpoint copy", size(copied), "host memory besides, from the first checkpoint on")
+        Row(
+            "checkpoint copy",
+            size(copied),
+            f"host memory besides{', of all ranks' * (ranks > 1)}, from the first checkpoint on",
+        )
     )
     needed = parts.total + copied // ranks_here(config)
     if not on_gpu and limit and parts.total <= limit < needed:

@@ -25,8 +25,8 @@ from asyncrl.runtime.output import complain
 from asyncrl.runtime.run_dir import RUN_TOML
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.text import Tokenizer
-from asyncrl.training.checkpoint_io import TOKENIZER
 from asyncrl.training.merged_weights import MergeError, Parent, layout, write_merged
+from asyncrl.training.model_writing import TOKENIZER
 from asyncrl.words import size
 
 COPIED = ("config.json", "generation_config.json", *TOKENIZER)

@@ -86,7 +86,7 @@ from asyncrl.messages.publication_messages import (
     Transferred,
     Unpin,
 )
-from asyncrl.messages.rank_messages import Gather, Meet, Obeyed
+from asyncrl.messages.rank_messages import Gather, Meet, Obeyed, Score
 from asyncrl.messages.rollout_messages import (
     ChunkHead,
     Chunks,
@@ -204,6 +204,7 @@ __all__ = [
     "Sample",
     "Save",
     "Saved",
+    "Score",
     "ScoreProximal",
     "ScoreRequest",
     "ScoreResult",

@@ -16,10 +16,17 @@ class Meet(Message, frozen=True):
 
 
 class Gather(Message, frozen=True):
-    """Rank 0 to another: help gather the model as it is, which rank 0 then sends; and then the
-    `average` of its weights."""
+    """Rank 0 to another: help gather what a publication of the model as it is sends, or of the
+    `average` of its weights: its tensors from `first` up to `end`, not included."""
 
     average: bool = False
+    first: int = 0
+    end: int = 2**31
+
+
+class Score(Message, frozen=True):
+    """Rank 0 to another: help score the text of the canary, whose ids are the only buffer (int32),
+    with the weights that engines are sent."""
 
 
 class Obeyed(Message, frozen=True):

@@ -13,7 +13,8 @@ have (`merged`). A digest identifies the base.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from transformers.pytorch_utils import Conv1D
 
 from asyncrl.config.lora import is_of
 from asyncrl.config.schema import LoraConfig
-from asyncrl.training.models import ModelError, model_with, parameters_for_publication
+from asyncrl.training.models import ModelError, parameters_for_publication
 
 ADAPTERS = "adapter_model.safetensors"
 _NAME = "default"
@@ -62,8 +63,10 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> None:
     peft.inject_adapter_in_model(made, model, _NAME, low_cpu_mem_usage=True)
     for _, layer in _layers(model):
         like = _adapted(layer)
+        # real where the base has no memory: they are in no file, and begin as of any trainer
+        device = "cpu" if like.device.type == "meta" else like.device
         for matrix in (layer.lora_A[_NAME], layer.lora_B[_NAME]):
-            matrix.weight = nn.Parameter(like.new_empty(matrix.weight.shape))
+            matrix.weight = nn.Parameter(like.new_empty(matrix.weight.shape, device=device))
         layer.reset_lora_parameters(_NAME, True)
     nn.Module.train(model, False)
     setattr(model, _CONFIG, made)
@@ -149,37 +152,43 @@ def published(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     yield from adapters(model)
 
 
-def merged(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+def published_names(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """(name in a publication, name of the parameter) of each tensor that `published` yields; of the
+    empty one before adapters, whose name is the digest of their base, the second is empty."""
+    if not adapted(model):
+        yield from ((name, name) for name, _ in model.named_parameters())
+        return
+    names = {id(parameter): name for name, parameter in learning(model)}
+    yield f"base {base_digest(model)}", ""
+    yield from ((name, names[id(parameter)]) for name, parameter in _matrices(model))
+
+
+def merged(
+    model: PreTrainedModel, whole: Callable[[Tensor], Tensor] = Tensor.detach
+) -> Iterator[tuple[str, Tensor]]:
     """(name, detached tensor) of each weight of the model with its adapters merged, as in
     `parameters_for_publication` of a model without adapters. The sum is made in float32 and rounded
-    once to the weight's own type; weights without an adapter are the base's own."""
+    once to the weight's own type; weights without an adapter are the base's own. `whole` makes each
+    tensor whole of which there is a shard."""
     sums = {id(_adapted(layer)): layer for _, layer in _layers(model)}
-    for name, parameter in _base(model):
-        layer = sums.get(id(parameter))
-        if layer is None:
-            yield name, parameter.detach()
-        else:
-            yield name, _sum(parameter, layer)
+    for name, parameter in base_parameters(model):
+        layer, weight = sums.get(id(parameter)), whole(parameter)
+        if layer is not None:
+            with _whole_matrices(layer, whole):
+                weight = _sum(weight, layer)
+        yield name, weight
 
 
-def merged_model(model: PreTrainedModel) -> PreTrainedModel:
-    """The model without adapters that has the same weights, in host memory; the model itself where
-    it has none. The result is for writing, not for computing."""
-    if not adapted(model):
-        return model
-    weights = {name: tensor.cpu() for name, tensor in merged(model)}
-    return model_with(weights, model.config, model.dtype)
-
-
-def base_digest(model: nn.Module) -> str:
+def base_digest(model: nn.Module, whole: Callable[[Tensor], Tensor] = Tensor.detach) -> str:
     """Equal for equal bases only, of one type: 128 bits of BLAKE2b over the names and bytes of all
-    weights, in hex. It is computed once for each model, at about 1 GB/s."""
+    weights, in hex. It is computed once for each model, at about 1 GB/s; of shards, which `whole`
+    makes whole one after another, before anything else asks for it."""
     known: str | None = getattr(model, _BASE, None)
     if known is None:
         digest = hashlib.blake2b(digest_size=16)
-        for name, parameter in _base(model):
+        for name, parameter in base_parameters(model):
             digest.update(f"{name} {parameter.dtype} {list(parameter.shape)}\n".encode())
-            flat = parameter.detach().cpu().contiguous().view(-1)
+            flat = whole(parameter).cpu().contiguous().view(-1)
             digest.update(flat.view(torch.uint8).numpy().data)
         known = digest.hexdigest()
         setattr(model, _BASE, known)
@@ -203,6 +212,20 @@ def write_adapters(folder: Path, model: PreTrainedModel, tensors: Mapping[str, T
     `adapter_model.safetensors`."""
     getattr(model, _CONFIG).save_pretrained(folder)
     save_file(dict(tensors), folder / ADAPTERS, metadata={"format": "pt"})
+
+
+@contextmanager
+def _whole_matrices(layer: Any, whole: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Have whole matrices in a layer of which there are shards."""
+    matrices = layer.lora_A[_NAME], layer.lora_B[_NAME]
+    own = [matrix.weight for matrix in matrices]
+    for matrix in matrices:
+        matrix.weight = nn.Parameter(whole(matrix.weight), requires_grad=False)
+    try:
+        yield
+    finally:
+        for matrix, weight in zip(matrices, own, strict=True):
+            matrix.weight = weight
 
 
 @torch.no_grad()
@@ -255,8 +278,8 @@ def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
             yield f"{_PREFIX}{name}.{matrix}.weight", getattr(layer, matrix)[_NAME].weight
 
 
-def _base(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters that a model has without adapters, by their names there."""
+def base_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Name and parameter of each parameter that a model has without adapters, by its name there."""
     matrices = {id(parameter) for _, parameter in _matrices(model)}
     for name, parameter in model.named_parameters():
         if id(parameter) not in matrices:

@@ -2,13 +2,15 @@
 resumes from it exactly.
 
 It is written in two parts: `take` copies the learner's state while training waits, and `write`
-writes the copy beside training. `checkpoints/step-000100/` is a Hugging Face model directory
-(config.json, model.safetensors, or shards of it and their index, tokenizer) that also holds the
-trainer's state: `trainer.safetensors` with the optimizer's moments, the masters of a model of a
-smaller type than float32, the state of torch's generator, scores and weights of earlier versions
+writes the copy beside training; each rank copies and writes its own part.
+`checkpoints/step-000100/` is a Hugging Face model directory (config.json, model.safetensors, or
+several files and their index, tokenizer) that also holds the trainer's state: `trainer.safetensors`
+(of several ranks a file of each, with rows) with the optimizer's moments, the masters of a model of
+a smaller type than float32, the state of torch's generator, scores and weights of earlier versions
 for the proximal policy, the weights of a reference policy that was reset and the average of the
-weights; and `trainer.json` with the scalars. It is written under another name in the same folder,
-synced to disk, and only then renamed. A run has one writer. Nothing is pickled.
+weights; and `trainer.json` with the scalars, which is written last. All is written under another
+name in the same folder, synced to disk, and only then renamed. A run has one trainer. Nothing is
+pickled.
 """
 
 from __future__ import annotations
@@ -16,15 +18,13 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -35,34 +35,34 @@ from asyncrl.training.adapters import (
     adapted,
     adapters,
     base_digest,
-    merged_model,
+    learning,
+    published_names,
     set_adapters,
     write_adapters,
 )
 from asyncrl.training.checkpoint_index import (
     SCALARS,
     CheckpointError,
+    Digest,
     Scalars,
     checkpoint_path,
     complete,
     digested,
 )
 from asyncrl.training.learner import Learner
+from asyncrl.training.model_writing import StagedModel, stage_model, write_rest, write_tensors
+from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.staging import Staging
-from asyncrl.training.stored_state import TENSORS, StoredState, read_state
-
-TOKENIZER = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
+from asyncrl.training.stored_state import (
+    OF_ADAPTERS,
+    TENSORS,
+    StoredPart,
+    StoredState,
+    read_state,
+    whole_of,
+    write_state,
 )
-SHARD = "5GB"
-"""Largest size of a weights file, unless a single weight is larger."""
+
 _GENERATOR = "generator"
 _PROXIMAL = "proximal/"
 _MASTER = "master/"
@@ -74,64 +74,90 @@ logger = logging.getLogger(__name__)
 
 
 class StagedCheckpoint(NamedTuple):
-    """A copy of a learner's state. `model` has the copied weights; one with adapters is the
-    learner's own, and `adapters` are the copies. `state` is the content of TENSORS."""
+    """A copy of a rank's part of a learner's state: of the model, or its adapters, and `state`, the
+    content of its file of TENSORS. `base` is as in `Scalars`."""
 
     version: int
     cursor: int
-    model: PreTrainedModel
-    adapters: Mapping[str, Tensor]
+    model: StagedModel | None
+    adapters: StagedAdapters | None
     base: str
-    state: Mapping[str, Tensor]
+    state: Mapping[str, StoredPart]
 
 
-def take(learner: Learner, cursor: int, staging: Staging) -> StagedCheckpoint | None:
-    """Copy the learner's state between two steps, over the last copy in `staging`. Every rank takes
-    part; rank 0 returns the copy, others None."""
+class StagedAdapters(NamedTuple):
+    """A copy of a model's adapters; `model` is the learner's own, whose settings they have."""
+
+    model: PreTrainedModel
+    tensors: Mapping[str, Tensor]
+
+
+def take(learner: Learner, cursor: int, staging: Staging) -> StagedCheckpoint:
+    """Copy this rank's part of the learner's state between two steps, over the last copy in
+    `staging`. Every rank takes part."""
     staging.begin()
-    rank, model, copied = learner.rank, learner.model, None
-    if rank.index:
-        rank.gathered(model)
-        _state(learner, staging)
-    elif adapted(model):
-        found = rank.gathered(model)
-        assert found is not None, "rank 0 has it"
-        copies = {name: staging.copied(tensor) for name, tensor in adapters(found)}
-        state = _state(learner, staging)
-        copied = StagedCheckpoint(learner.version, cursor, found, copies, base_digest(model), state)
+    model, of_adapters, base = None, None, ""
+    if adapted(learner.model):
+        of_adapters, base = stage_adapters(learner, staging), base_digest(learner.model)
     else:
-        whole = staging.model(rank.gathering(model), model, rank.computes(model))
-        state = _state(learner, staging)
-        copied = StagedCheckpoint(learner.version, cursor, whole, {}, "", state)
+        model = stage_model(learner.rank, learner.model, staging)
+    state = _state(learner, staging)
     staging.end()
-    return copied
+    return StagedCheckpoint(learner.version, cursor, model, of_adapters, base, state)
+
+
+def stage_adapters(learner: Learner, staging: Staging) -> StagedAdapters:
+    """Copy a learner's adapters; rank 0 has them then. Every rank takes part."""
+    rank, model, copies = learner.rank, learner.model, dict[str, Tensor]()
+    own = dict(learning(model))
+    rank.let_go(model)
+    for name, parameter in published_names(model):
+        if parameter:
+            whole = rank.as_computed(own[parameter])
+            if not rank.index:
+                copies[name] = staging.copied(whole)
+    return StagedAdapters(model, copies)
 
 
 def write(
-    run_dir: str | Path, staged: StagedCheckpoint, tokenizer: str | Path, *, keep: int = 2
+    run_dir: str | Path,
+    staged: StagedCheckpoint,
+    tokenizer: str | Path,
+    rank: Rank = ALONE,
+    *,
+    keep: int = 2,
 ) -> Path:
     """Write a copy as the checkpoint of its version, with the tokenizer files of the model
     directory `tokenizer`; then delete all but the newest `keep` (at least 1), or warn of those that
-    cannot be deleted. Any number of ranks can resume from it. Raises CheckpointError where it
-    cannot be written; existing checkpoints stay."""
+    cannot be deleted. Each rank writes its part, beside training, and rank 0 the rest. Any number
+    of ranks can resume from it. Raises CheckpointError where it cannot be written; existing
+    checkpoints stay."""
     path = checkpoint_path(run_dir, staged.version)
 
-    def fill(folder: Path) -> None:
-        if staged.base:
-            write_adapters(folder, staged.model, staged.adapters)
-        else:
-            _write_model(folder, staged.model, Path(tokenizer))
-        save_file(dict(staged.state), folder / TENSORS)
-        files = {file.name: digested(file) for file in sorted(folder.iterdir())}
-        scalars = Scalars(staged.version, staged.cursor, files, staged.base)
+    def parts(folder: Path) -> list[Path]:
+        if rank.index not in rank.writers:
+            return []
+        files = write_tensors(folder, staged.model) if staged.model else []
+        place = rank.writers.index(rank.index)
+        return [*files, write_state(folder, staged.state, place, len(rank.writers))]
+
+    def rest(folder: Path, written: Mapping[str, Digest]) -> None:
+        if staged.model:
+            write_rest(folder, staged.model, Path(tokenizer))
+        if staged.adapters:
+            write_adapters(folder, *staged.adapters)
+        own = [file for file in sorted(folder.iterdir()) if file.name not in written]
+        files = {**written, **{file.name: digested(file) for file in own}}
+        scalars = Scalars(staged.version, staged.cursor, dict(sorted(files.items())), staged.base)
         (folder / SCALARS).write_bytes(msgspec.json.encode(scalars))
 
-    _publish(path, fill, above=False)
-    for old in complete(run_dir)[:-keep]:
-        try:
-            _delete(old.path)
-        except OSError as error:
-            _left(old.path, error)
+    _publish(path, parts, rest, rank, above=False)
+    if rank.index == 0:
+        for old in complete(run_dir)[:-keep]:
+            try:
+                _delete(old.path)
+            except OSError as error:
+                _left(old.path, error)
     return path
 
 
@@ -139,28 +165,46 @@ def save(
     run_dir: str | Path, learner: Learner, cursor: int, tokenizer: str | Path, *, keep: int = 2
 ) -> Path:
     """Take a copy and write it at once (`take`, `write`), in a run directory that is made if need
-    be. Every rank takes part; rank 0 writes."""
+    be. Every rank takes part."""
     staged = take(learner, cursor, Staging())
-    if staged is None:
-        return checkpoint_path(run_dir, learner.version)
     Path(run_dir).mkdir(parents=True, exist_ok=True)
-    return write(run_dir, staged, tokenizer, keep=keep)
+    return write(run_dir, staged, tokenizer, learner.rank, keep=keep)
 
 
-def export(path: str | Path, model: PreTrainedModel, tokenizer: str | Path) -> Path:
+def export(
+    path: str | Path,
+    model: PreTrainedModel,
+    tokenizer: str | Path,
+    dtype: torch.dtype | None = None,
+) -> Path:
     """Write the model alone, with its adapters merged into its weights, as a Hugging Face model
-    directory at `path`, in place of what is there. Raises CheckpointError."""
-    path, whole = Path(path), merged_model(model)
-    _publish(path, lambda folder: _write_model(folder, whole, Path(tokenizer)))
+    directory at `path`, in place of what is there; rounded to `dtype`, or in its own type. Raises
+    CheckpointError."""
+    staging = Staging()
+    staged = stage_model(ALONE, model, staging, dtype=dtype)
+    staging.end()
+    return export_staged(path, staged, tokenizer)
+
+
+def export_staged(
+    path: str | Path, staged: StagedModel, tokenizer: str | Path, rank: Rank = ALONE
+) -> Path:
+    """Write a copy of a model alone, as `export`. Every rank takes part."""
+    path = Path(path)
+    _publish(
+        path,
+        lambda folder: write_tensors(folder, staged),
+        lambda folder, _: write_rest(folder, staged, Path(tokenizer)),
+        rank,
+    )
     return path
 
 
-def export_adapters(path: str | Path, model: PreTrainedModel) -> Path:
-    """Write a model's adapters alone, as peft does, in place of what is at `path`. Raises
+def export_adapters(path: str | Path, staged: StagedAdapters) -> Path:
+    """Write a copy of adapters alone, as peft does, in place of what is at `path`. Raises
     CheckpointError."""
     path = Path(path)
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in adapters(model)}
-    _publish(path, lambda folder: write_adapters(folder, model, tensors))
+    _publish(path, lambda _: [], lambda folder, _: write_adapters(folder, *staged), ALONE)
     return path
 
 
@@ -169,33 +213,41 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
     `path`, the adapters of its model if it has any, and torch's generator. Raises CheckpointError
     where the state is broken, or of another model or base; the learner does not change then."""
     state = read_state(Path(path))
-    stored = _adapters(state.path, state.scalars, learner.model)
-    restore_state(state, learner, stored)
+    restore_state(state, learner)
     return state.scalars
 
 
-def restore_state(
-    state: StoredState,
-    learner: Learner,
-    stored_adapters: Mapping[str, Tensor] = MappingProxyType({}),
-) -> None:
+def restore_state(state: StoredState, learner: Learner) -> None:
     """Restore the rest of the state of a learner whose model has the weights of a checkpoint, or
     the base that its adapters belong to. Raises CheckpointError as `restore`."""
-    path, scalars, tensors = state.path, state.scalars, dict(state.tensors)
+    path, scalars, tensors, rank = state.path, state.scalars, dict(state.tensors), learner.rank
+    if scalars.base != (base_digest(learner.model) if adapted(learner.model) else ""):
+        raise CheckpointError(
+            f"training cannot resume from {path}, because its adapters belong to another model "
+            "than the run now starts from: put back the weights that model.path had"
+        )
     generator = tensors.pop(_GENERATOR, None)
     if generator is None:
         raise CheckpointError(
             f"training cannot resume from {path}, because its {TENSORS} has no state of the "
             "random generator"
         )
-    proximal, stored_masters, policies, average, experts = (
+    proximal, stored_masters, policies, average, experts, stored_adapters = (
         {
             name.removeprefix(prefix): tensors.pop(name)
             for name in list(tensors)
             if name.startswith(prefix)
         }
-        for prefix in (_PROXIMAL, _MASTER, _POLICIES, _AVERAGE, _EXPERTS)
+        for prefix in (_PROXIMAL, _MASTER, _POLICIES, _AVERAGE, _EXPERTS, OF_ADAPTERS)
     )
+    own = dict(adapters(learner.model))
+    if {name: tensor.shape for name, tensor in stored_adapters.items()} != {
+        name: tensor.shape for name, tensor in own.items()
+    }:
+        raise CheckpointError(
+            f"training cannot resume from {path}, because its {ADAPTERS} has adapters of other "
+            "layers or another rank"
+        )
     copies, parameters = learner.master_weights.copies(), dict(learner.master_weights.named())
     if {name: tensor.shape for name, tensor in copies.items()} != {
         name: tensor.shape for name, tensor in stored_masters.items()
@@ -208,17 +260,14 @@ def restore_state(
     for name, tensor in tensors.items():
         key, _, parameter = name.partition("/")
         if parameter not in parameters or (
-            tensor.dim() and tensor.shape != parameters[parameter].shape
+            tensor.shape and tensor.shape != parameters[parameter].shape
         ):
             raise CheckpointError(
                 f"training cannot resume from {path}, because its {TENSORS} is of another model "
                 f"({parameter})"
             )
-        # a copy: mapped from the file it lies at any address, and kernels round differently there
         moments_of.setdefault(parameter, {})[key] = (
-            tensor.clone()
-            if key == "step"
-            else learner.rank.sharded(tensor.clone(), like=parameters[parameter])
+            rank.sharded(tensor, like=parameters[parameter]) if tensor.shape else whole_of(tensor)
         )
     try:
         if learner.proximal_logprobs:
@@ -230,104 +279,124 @@ def restore_state(
         raise CheckpointError(
             f"training cannot resume from {path}, because in its {TENSORS} {error}"
         ) from error
-    if stored_adapters:
-        own = dict(adapters(learner.model))
-        set_adapters(
-            learner.model,
-            {name: learner.rank.sharded(stored_adapters[name], like=own[name]) for name in own},
-        )
-    for name, tensor in copies.items():  # more precise than adapters of a smaller type
-        tensor.copy_(learner.rank.sharded(stored_masters[name], like=tensor))
-    learner.balance.restore(experts)
+    if own:
+        shards = {n: rank.sharded(stored_adapters[n], like=tensor) for n, tensor in own.items()}
+        set_adapters(learner.model, shards)
+    for name, master in copies.items():  # more precise than adapters of a smaller type
+        master.copy_(rank.sharded(stored_masters[name], like=master))
+    learner.balance.restore({name: whole_of(tensor) for name, tensor in experts.items()})
     learner.optimizer.state.clear()
     for parameter, moments in moments_of.items():
         learner.optimizer.state[parameters[parameter]] = moments
     learner.version = scalars.version
-    torch.set_rng_state(generator)
+    torch.set_rng_state(whole_of(generator))
 
 
-def _adapters(path: Path, scalars: Scalars, model: PreTrainedModel) -> dict[str, Tensor]:
-    """The adapters of a checkpoint, none for a model without. Raises CheckpointError where they do
-    not fit the model or its base."""
-    if scalars.base != (base_digest(model) if adapted(model) else ""):
-        raise CheckpointError(
-            f"training cannot resume from {path}, because its adapters belong to another model "
-            "than the run now starts from: put back the weights that model.path had"
-        )
-    if not scalars.base:
-        return {}
-    try:
-        tensors = load_file(path / ADAPTERS)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"training cannot resume from {path}, because {ADAPTERS} cannot be read: {error}"
-        ) from error
-    own = {name: tensor.shape for name, tensor in adapters(model)}
-    if {name: tensor.shape for name, tensor in tensors.items()} != own:
-        raise CheckpointError(
-            f"training cannot resume from {path}, because its {ADAPTERS} has adapters of other "
-            "layers or another rank"
-        )
-    return tensors
-
-
-def _state(learner: Learner, staging: Staging) -> dict[str, Tensor]:
-    """Copies of the optimizer's state as `<moment>/<parameter>`, of scores and weights of earlier
-    versions, and of the generator's state. Every rank takes part, and rank 0 returns them."""
-    rank, state = learner.rank, dict[str, Tensor]()
-
-    def keep(name: str, tensor: Tensor) -> None:
-        if rank.index == 0:
-            state[name] = staging.copied(tensor)
-
-    for name, parameter in learner.master_weights.named():
-        for key, value in learner.optimizer.state.get(parameter, {}).items():
-            keep(f"{key}/{name}", rank.whole(value))
-    for name, tensor in learner.master_weights.copies().items():
-        keep(_MASTER + name, rank.whole(tensor))
-    for name, tensor in learner.average.tensors() if learner.average else ():
-        keep(_AVERAGE + name, tensor)
-    for name, tensor in learner.kl_terms.tensors(learner.version):
-        keep(_POLICIES + name, tensor)
-    for name, tensor in learner.proximal_logprobs.tensors() if learner.proximal_logprobs else ():
-        keep(_PROXIMAL + name, tensor)
-    for name, tensor in learner.balance.tensors().items():
-        keep(_EXPERTS + name, tensor)
-    keep(_GENERATOR, torch.get_rng_state())
+def _state(learner: Learner, staging: Staging) -> dict[str, StoredPart]:
+    """Copies of this rank's part of the optimizer's state as `<moment>/<parameter>`, of scores and
+    weights of earlier versions, and of the generator's state. Every rank takes part."""
+    state = dict[str, StoredPart]()
+    for turn, (name, tensor) in enumerate(_tensors(learner)):
+        part = learner.rank.part(tensor, turn)
+        if part is not None:
+            state[name] = part._replace(tensor=staging.copied(part.tensor))
     return state
 
 
-def _write_model(folder: Path, model: PreTrainedModel, tokenizer: Path) -> None:
-    model.save_pretrained(folder, max_shard_size=SHARD)
-    for name in TOKENIZER:
-        if (tokenizer / name).is_file():
-            shutil.copyfile(tokenizer / name, folder / name)
+def _tensors(learner: Learner) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of the state, by name; of several ranks the shards."""
+    rank = learner.rank
+    rank.let_go(learner.model)
+    for name, parameter in learner.master_weights.named():
+        for key, value in learner.optimizer.state.get(parameter, {}).items():
+            yield f"{key}/{name}", value
+    for name, tensor in learner.master_weights.copies().items():
+        yield _MASTER + name, tensor
+    for name, tensor in learner.average.tensors() if learner.average else ():
+        yield _AVERAGE + name, tensor
+    for name, tensor in learner.kl_terms.tensors(learner.version):
+        yield _POLICIES + name, tensor
+    for name, tensor in learner.proximal_logprobs.tensors() if learner.proximal_logprobs else ():
+        yield _PROXIMAL + name, tensor
+    for name, tensor in learner.balance.tensors().items():
+        yield _EXPERTS + name, tensor
+    yield _GENERATOR, torch.get_rng_state()
 
 
-def _publish(path: Path, write: Callable[[Path], None], *, above: bool = True) -> None:
+def _publish(
+    path: Path,
+    parts: Callable[[Path], list[Path]],
+    rest: Callable[[Path, Mapping[str, Digest]], object],
+    rank: Rank,
+    *,
+    above: bool = True,
+) -> None:
     """Write a directory under another name, sync it to disk, and rename it, replacing the previous
-    one. Its parent is made if need be, and with `above` all above that: a run directory that was
-    removed is not made again, without its journal, as if nothing were lost."""
+    one: each rank its `parts`, and then rank 0 the `rest`. Its parent is made if need be, and with
+    `above` all above that: a run directory that was removed is not made again, without its journal,
+    as if nothing were lost."""
     partial = path.parent / f"{PARTIAL_FOLDER}{path.name}"
-    try:
-        for left in path.parent.glob(f"{PARTIAL_FOLDER}*"):
+
+    def prepare() -> dict[str, Digest]:
+        for left in path.parent.glob(f"{PARTIAL_FOLDER}*") if rank.index == 0 else ():
             try:
                 shutil.rmtree(left)
             except OSError as error:
                 _left(left, error)
-        path.parent.mkdir(parents=above, exist_ok=True)
-        partial.mkdir()
-        write(partial)
-        for file in [*partial.iterdir(), partial]:
+        if rank.index == 0:
+            path.parent.mkdir(parents=above, exist_ok=True)
+            partial.mkdir()
+        return {}
+
+    def write_parts() -> dict[str, Digest]:
+        files = parts(partial)
+        for file in files:
             _sync(file)
-        if path.exists():
-            _delete(path)
-        partial.rename(path)
-        _sync(path.parent)
+        return {file.name: digested(file) for file in files}
+
+    def finish(written: Mapping[str, Digest]) -> dict[str, Digest]:
+        if rank.index == 0:
+            rest(partial, written)
+            for file in [*partial.iterdir(), partial]:
+                _sync(file)
+            if path.exists():
+                _delete(path)
+            partial.rename(path)
+            _sync(path.parent)
+        return {}
+
+    try:
+        _by_all(rank, path, prepare)
+        written = _by_all(rank, path, write_parts)
+        _by_all(rank, path, lambda: finish(written))
+    except CheckpointError:
+        if rank.index == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+class _Done(msgspec.Struct):
+    """The files that a rank has written, or why it could not."""
+
+    files: dict[str, Digest] = {}
+    error: str = ""
+
+
+def _by_all(rank: Rank, path: Path, work: Callable[[], dict[str, Digest]]) -> dict[str, Digest]:
+    """Do some work on every rank, and tell all what each has written. Raises CheckpointError where
+    one of them could not, on all."""
+    cause, done = None, _Done()
+    try:
+        done = _Done(work())
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        cause = error
         why = os.strerror(number) if (number := number_of(error)) else error
-        raise CheckpointError(f"{path} cannot be written: {why}; {remedy(error)}") from error
+        done = _Done(error=f"{path} cannot be written: {why}; {remedy(error)}")
+    every = [msgspec.json.decode(said, type=_Done) for said in rank.told(msgspec.json.encode(done))]
+    for each in every:
+        if each.error:
+            raise CheckpointError(each.error) from cause
+    return {name: digest for each in every for name, digest in each.files.items()}
 
 
 def _delete(path: Path) -> None:

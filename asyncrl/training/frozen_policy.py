@@ -22,6 +22,8 @@ from asyncrl.training.linear import accelerate
 from asyncrl.training.packing import PackedBatch
 from asyncrl.training.ranks.by_all import scored_by_all
 from asyncrl.training.ranks.rank import ALONE, Rank
+from asyncrl.training.stored_model import ModelRows
+from asyncrl.training.stored_state import StoredRows
 
 
 class Policy(Protocol):
@@ -32,26 +34,29 @@ class Policy(Protocol):
         distribution, float32 [tokens], without gradient and in host memory."""
         ...
 
-    def become(self, weights: Mapping[str, Tensor]) -> None:
-        """Load these weights, whole or as this rank's shards, each rounded to the policy's type.
-        Raises ValueError, and changes nothing, where they are of another model."""
+    def become(self, weights: Mapping[str, Tensor | StoredRows]) -> None:
+        """Load these weights, whole, stored or as this rank's shards, each rounded to the policy's
+        type. Raises ValueError, and changes nothing, where they are of another model."""
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) of its weights, whole, detached, tied ones once; with adapters, only
-        these. All of them have to be taken."""
+        """(name, tensor) of its weights, detached, tied ones once, of several ranks the shards;
+        with adapters, only these."""
         ...
 
 
 class FrozenPolicy:
-    """A model that scores tokens. It owns `model`, of which `rank` keeps its shards."""
+    """A model that scores tokens. It owns `model`, of which `rank` keeps its shards, those of
+    `weights` if it has no memory for its own."""
 
-    def __init__(self, model: PreTrainedModel, rank: Rank = ALONE) -> None:
+    def __init__(
+        self, model: PreTrainedModel, rank: Rank = ALONE, weights: ModelRows | None = None
+    ) -> None:
         nn.Module.train(model, False)
         nn.Module.requires_grad_(model, False)
+        rank.divide(model, weights)
         accelerate(model)  # as in the learner: equal weights must round alike
         watch(model)
-        rank.divide(model)
         self.model, self._rank = model, rank
 
     @staticmethod
@@ -71,14 +76,14 @@ class FrozenPolicy:
         """Log-probabilities, as in `Policy`."""
         return scored_by_all(self._rank, self.model, batches, temperature)
 
-    def become(self, weights: Mapping[str, Tensor]) -> None:
+    def become(self, weights: Mapping[str, Tensor | StoredRows]) -> None:
         """Load these weights, as in `Policy`."""
         _become(dict(learning(self.model)), weights, self._rank)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Its weights, as in `Policy`."""
         for name, parameter in learning(self.model):
-            yield name, self._rank.whole(parameter)
+            yield name, parameter.detach()
 
 
 class HeldPolicy:
@@ -93,7 +98,7 @@ class HeldPolicy:
         with self._place.of(self._held) as model:
             return scored_by_all(self._rank, model, batches, temperature)
 
-    def become(self, weights: Mapping[str, Tensor]) -> None:
+    def become(self, weights: Mapping[str, Tensor | StoredRows]) -> None:
         """Load these weights, as in `Policy`."""
         _become(self._held, weights, self._rank)
 
@@ -101,7 +106,7 @@ class HeldPolicy:
         """Its weights, as in `Policy`."""
         dtype = self._rank.computes(self._model)
         for name, held in self._held.items():
-            yield name, self._rank.whole(held).to(dtype)
+            yield name, held.to(dtype)
 
 
 def policy_like(model: PreTrainedModel, rank: Rank) -> Policy:
@@ -110,7 +115,9 @@ def policy_like(model: PreTrainedModel, rank: Rank) -> Policy:
 
 
 @torch.no_grad()
-def _become(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], rank: Rank) -> None:
+def _become(
+    own: Mapping[str, Tensor], weights: Mapping[str, Tensor | StoredRows], rank: Rank
+) -> None:
     if {n: p.shape for n, p in own.items()} != {n: w.shape for n, w in weights.items()}:
         raise ValueError("the stored weights of the policy are of another model")
     for name, parameter in own.items():

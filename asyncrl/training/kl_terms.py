@@ -34,11 +34,12 @@ from asyncrl.messages import MicroBatch
 from asyncrl.training.adapters import adapted, learning
 from asyncrl.training.batch import Batch
 from asyncrl.training.frozen_policy import FrozenPolicy, Policy, policy_like
-from asyncrl.training.models import empty_model, load_model
+from asyncrl.training.models import load_model
 from asyncrl.training.output_layer import float32_output
+from asyncrl.training.ranks.opening import opened_by_rank
 from asyncrl.training.ranks.rank import ALONE, Rank
-from asyncrl.training.ranks.shared import share_weights
 from asyncrl.training.rounding import round_for_good
+from asyncrl.training.stored_state import StoredRows
 from asyncrl.training.trial import try_passes
 
 Served = Mapping[str, NDArray[np.float32]]
@@ -153,12 +154,12 @@ class KlTerms:
 
     def tensors(self, version: int) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) of the weights of policies that were reset by `version`, for a checkpoint;
-        the others have their initial ones. Every rank takes part, and consumes all."""
+        the others have their initial ones. Of several ranks the shards."""
         for term in self._reset(version):
             for name, weight in term.policy.weights() if term.policy else ():
                 yield f"{term.name}/{name}", weight
 
-    def restore(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+    def restore(self, version: int, tensors: Mapping[str, Tensor | StoredRows]) -> None:
         """Load the result of `tensors` at `version`. Raises ValueError, and changes nothing, where
         it is of another model or incomplete."""
         for term in self._reset(version):
@@ -203,17 +204,22 @@ def open_kl_terms(
     def opened(path: str | Path) -> Policy:
         if not path and adapted(learns):
             return policy_like(learns, rank)
-        path = path or initial
-        model = (empty_model if given and rank.index else load_model)(path, dtype)
+        path, weights = Path(path or initial), None
+        if rank.size > 1:
+            device = torch.device(config.train.device)
+            model, weights = opened_by_rank(path, dtype, rank.index, device, given=given)
+        else:
+            model = load_model(path, dtype)
         if config.model.output_dtype == "float32":
             float32_output(model)
         if config.model.rounding == "fp8" and path == initial:
             round_for_good(model)  # the initial policy, as engines have it
-        nn.Module.to(model, config.train.device)
-        if given:
-            share_weights(model)
+        if weights is None:
+            nn.Module.to(model, config.train.device)
+        policy = FrozenPolicy(model, rank, weights)
         try_passes(model, config.engine.context_tokens)
-        return FrozenPolicy(model, rank)
+        rank.let_go(model)
+        return policy
 
     reference, teacher, terms = config.reference, config.teacher, list[KlTerm]()
     if reference.coefficient:

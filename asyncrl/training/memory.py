@@ -121,6 +121,13 @@ def predict(config: Config) -> MemoryParts:
     policies = _policies(config, model)
     if ranks == 1:
         return msgspec.structs.replace(most, policies=policies)
+    return of_rank(model, most, policies, parts)
+
+
+def of_rank(model: PreTrainedModel, most: MemoryParts, policies: int, parts: int) -> MemoryParts:
+    """Bytes of a rank that has one of `parts` parts of a model, of which one rank alone would need
+    `most`; `policies` are this rank's. Its start takes less than a pass: the parts of its weights
+    so far, and one piece of the model in float32."""
     return MemoryParts(
         weights=-(-_sharded(model) // parts),
         masters=0,

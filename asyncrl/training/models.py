@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,7 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrain
     """
     path = Path(path)
     config = _config(path)
-    if not any(path.glob("*.safetensors")):
-        other = (
-            ", which are pickles: convert them to safetensors" if any(path.glob("*.bin")) else ""
-        )
-        problem = "only *.bin weights" + other if other else "no weights (no *.safetensors)"
-        raise ModelError(f"the model directory {path} has {problem}")
-    _own_shards(path)
+    _refuse_other_files(path)
     try:
         model, info = _AUTO.from_pretrained(
             path,
@@ -84,12 +79,23 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrain
         parameter.data = (
             parameter.data.clone()
         )  # off the file's pages: kernels round differently where memory is not aligned
-        if not _finite(parameter.data):
-            raise ModelError(
-                f"the weights in {path} are not all finite: {_not_finite(path, name)}; download or "
-                "convert the model again, or go back to a checkpoint from before"
-            )
+        if not all_finite(parameter.data):
+            raise not_all_finite(path, name)
     return _evaluating(model)
+
+
+def model_without_memory(
+    path: str | Path, dtype: torch.dtype = torch.float32, *, stored: bool = True
+) -> PreTrainedModel:
+    """The model at `path`, whose parameters have shapes alone (torch's meta device), with buffers
+    as they are made. Raises ModelError, also for files that are no weights if they are `stored`
+    there."""
+    path = Path(path)
+    if stored:
+        _config(path)
+        _refuse_other_files(path)
+    with _parameters_on_meta():
+        return empty_model(path, dtype)
 
 
 def empty_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -112,6 +118,24 @@ def empty_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrai
         ) from error
     model.tie_weights()  # left out with the initialisation
     return _evaluating(model)
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Give parameters that are registered in the block no memory. Buffers, such as the frequencies
+    of positions, are in no file, and so must be made."""
+    register = nn.Module.register_parameter
+
+    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and parameter.device.type != "meta":
+            parameter = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def refuse_other_weights(path: Path, model: PreTrainedModel) -> None:
@@ -163,22 +187,6 @@ def model_with(
     return model
 
 
-def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """The model with its parameters rounded to `dtype`, in host memory, for writing and not for
-    computing; the model itself if they have that type."""
-    if model.dtype == dtype:
-        return model
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    weights = {
-        name: tensor.detach().to("cpu", dtype) if name in parameters else tensor
-        for name, tensor in model.state_dict().items()
-    }
-    rounded = model_with(weights, model.config, dtype)
-    if model.can_generate():
-        rounded.generation_config = copy.deepcopy(model.generation_config)
-    return rounded
-
-
 def _evaluating(model: Any) -> PreTrainedModel:
     assert isinstance(model, PreTrainedModel)
     nn.Module.train(model, False)
@@ -186,7 +194,7 @@ def _evaluating(model: Any) -> PreTrainedModel:
     return model
 
 
-def _finite(weights: Tensor) -> bool:
+def all_finite(weights: Tensor) -> bool:
     """True if each number is finite. A sum is not if one of them is not, and costs no copy."""
     pieces = torch.split(weights.flatten(), PIECE)
     return all(bool(piece.sum().isfinite() or piece.isfinite().all()) for piece in pieces)
@@ -200,6 +208,24 @@ def _not_finite(path: Path, name: str) -> str:
             if weight.must_be_finite and (words := weight.not_finite(0, weight.size)):
                 return said_of(weight, words)
     return f"a number of {name} is too large for its type"
+
+
+def not_all_finite(path: Path, name: str) -> ModelError:
+    """The error about weights at `path`, of which a number of `name` is not finite."""
+    return ModelError(
+        f"the weights in {path} are not all finite: {_not_finite(path, name)}; download or "
+        "convert the model again, or go back to a checkpoint from before"
+    )
+
+
+def _refuse_other_files(path: Path) -> None:
+    if not any(path.glob("*.safetensors")):
+        other = (
+            ", which are pickles: convert them to safetensors" if any(path.glob("*.bin")) else ""
+        )
+        problem = "only *.bin weights" + other if other else "no weights (no *.safetensors)"
+        raise ModelError(f"the model directory {path} has {problem}")
+    _own_shards(path)
 
 
 def _config(path: Path) -> PretrainedConfig:
@@ -272,7 +298,7 @@ def _own_shards(path: Path) -> None:
         )
     for index in path.glob("*.index.json"):
         try:
-            shards = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()
+            shards = msgspec.json.decode(index.read_bytes(), type=ShardIndex).weight_map.values()
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ModelError(f"{index} cannot be read: {_first_line(error)}") from error
         for shard in shards:
@@ -282,7 +308,7 @@ def _own_shards(path: Path) -> None:
                 )
 
 
-class _Index(msgspec.Struct):
+class ShardIndex(msgspec.Struct):
     """The index of a sharded model: the file of each weight."""
 
     weight_map: dict[str, str]

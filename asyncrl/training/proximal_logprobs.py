@@ -25,6 +25,7 @@ from asyncrl.training.packing import PackedBatch, part_of
 from asyncrl.training.ranks.by_all import scored_by_all
 from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.snapshots import Snapshots
+from asyncrl.training.stored_state import StoredRows, whole_of
 
 _ROLLOUTS, _STRANDS, _LENGTHS, _SCORES = "rollouts", "strands", "lengths", "scores"
 _WEIGHTS = "weights/"
@@ -129,8 +130,7 @@ class ProximalLogprobs:
         self._trained.clear()
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) of all of its state, for a checkpoint; every rank takes part, and consumes
-        all."""
+        """(name, tensor) of all of its state, for a checkpoint; of several ranks the shards."""
         for name, tensor in self.snapshots.tensors():
             yield _WEIGHTS + name, tensor
         if self._scores:
@@ -139,15 +139,16 @@ class ProximalLogprobs:
             yield _LENGTHS, torch.tensor([len(scores) for scores in self._scores.values()])
             yield _SCORES, torch.from_numpy(np.concatenate(list(self._scores.values())))
 
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor | StoredRows]) -> None:
         """Load the result of `tensors`. Raises ValueError, and changes nothing, where it is of
         another model or damaged."""
         scores = dict[tuple[int, int], NDArray[np.float32]]()
         if _SCORES in tensors:
             try:
-                rollouts, lengths = tensors[_ROLLOUTS].tolist(), tensors[_LENGTHS].tolist()
-                strands = tensors[_STRANDS].tolist()
-                pieces = torch.split(tensors[_SCORES], lengths)
+                rollouts, strands, lengths = (
+                    whole_of(tensors[name]).tolist() for name in (_ROLLOUTS, _STRANDS, _LENGTHS)
+                )
+                pieces = torch.split(whole_of(tensors[_SCORES]), lengths)
             except (KeyError, RuntimeError) as error:
                 raise ValueError(f"scores of rollouts do not fit their lengths: {error}") from error
             scores = {

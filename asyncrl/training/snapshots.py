@@ -17,6 +17,7 @@ from asyncrl.training.adapters import learning
 from asyncrl.training.packing import PackedBatch
 from asyncrl.training.ranks.by_all import scored_by_all
 from asyncrl.training.ranks.rank import ALONE, Rank
+from asyncrl.training.stored_state import StoredRows
 
 
 class Snapshots:
@@ -55,18 +56,18 @@ class Snapshots:
             return scored_by_all(self._rank, model, batches, temperature)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(`<version>/<parameter>`, tensor) of all weights, whole and in the type that the model
-        computes in, for a checkpoint; all have to be taken."""
+        """(`<version>/<parameter>`, tensor) of all weights, in the type that the model computes
+        in, for a checkpoint; of several ranks the shards."""
         dtype = self._rank.computes(self._model)
         for version, weights in self._held.items():
             for name, weight in weights.items():
-                yield f"{version}/{name}", self._rank.whole(weight).to(dtype)
+                yield f"{version}/{name}", weight.to(dtype)
 
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor | StoredRows]) -> None:
         """Load the result of `tensors`, of its newest `most` versions. Raises ValueError where it
         is of another model."""
         expected = dict(learning(self._model))
-        restored: dict[int, dict[str, Tensor]] = {}
+        restored: dict[int, dict[str, Tensor | StoredRows]] = {}
         for key, tensor in tensors.items():
             version, _, name = key.partition("/")
             if name not in expected or tensor.shape != expected[name].shape:
@@ -74,12 +75,9 @@ class Snapshots:
             restored.setdefault(int(version), {})[name] = tensor
         if any(weights.keys() != expected.keys() for weights in restored.values()):
             raise ValueError("the weights of an earlier version are not complete")
-        # copies: mapped from the file they lie at any address, and kernels round differently there
         self._held = {
             version: {
-                name: self._rank.sharded(tensor.clone(), like=expected[name]).to(
-                    expected[name].dtype
-                )
+                name: self._rank.sharded(tensor, like=expected[name]).to(expected[name].dtype)
                 for name, tensor in restored[version].items()
             }
             for version in sorted(restored)[max(0, len(restored) - self.most) :]

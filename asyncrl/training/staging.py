@@ -8,15 +8,13 @@ longer than the copying itself.
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from asyncrl.training.models import model_with
+from asyncrl.training.model_layout import ModelLayout
 
 Kind = tuple[torch.dtype, torch.Size]
 
@@ -28,8 +26,7 @@ class Staging:
     def __init__(self) -> None:
         self._free = defaultdict[Kind, list[Tensor]](list)
         self._taken = list[Tensor]()
-        self._weights = dict[str, Tensor]()
-        self._model: PreTrainedModel | None = None
+        self._layout: ModelLayout | None = None
 
     def begin(self) -> None:
         """Begin a copy, which may overwrite the last one. Buffers that the last one did not use are
@@ -47,28 +44,14 @@ class Staging:
         self._taken.append(buffer)
         return buffer.copy_(tensor, non_blocking=True)
 
-    @torch.no_grad()
-    def model(
-        self, weights: Iterable[tuple[str, Tensor]], like: PreTrainedModel, dtype: torch.dtype
-    ) -> PreTrainedModel:
-        """A model of `dtype` with copies of these `weights`, complete at `end`, and all else as
-        `like`, for writing, not for computing. It is created at the first copy only, as that
-        changes settings of the process and takes as long as a copy."""
-        for name, weight in weights:
-            if name not in self._weights:
-                self._weights[name] = _buffer(weight)
-            self._weights[name].copy_(weight, non_blocking=True)
-        if self._model is None:
-            stored = like.state_dict().keys()
-            buffers = {
-                name: buffer.detach().to("cpu", copy=True)
-                for name, buffer in like.named_buffers()
-                if name in stored
-            }
-            self._model = model_with(self._weights | buffers, like.config, dtype)
-            if like.can_generate():
-                self._model.generation_config = copy.deepcopy(like.generation_config)
-        return self._model
+    def layout(
+        self, model: PreTrainedModel, dtype: torch.dtype, writers: int, most: int
+    ) -> ModelLayout:
+        """The files of the model, the same for all copies. It is made at the first copy only, as
+        that changes settings of the process and takes as long as a copy."""
+        if self._layout is None:
+            self._layout = ModelLayout(model, dtype, writers, most)
+        return self._layout
 
     def end(self) -> None:
         """Wait until all copies are complete."""

@@ -109,9 +109,12 @@ class _Texts(NamedTuple):
         return sum(self.prompts[:text]) + sum(self.responses[:text])
 
 
-def try_passes(model: PreTrainedModel, tokens: int) -> Trial:
+def try_passes(model: PreTrainedModel, tokens: int, computes: torch.dtype | None = None) -> Trial:
     """Try a model, and use the cheapest correct passes for it from now on. No text of the run has
-    more than `tokens` tokens. Raises ModelError where none are correct."""
+    more than `tokens` tokens. `computes` is the type that it computes in if its parameters have
+    another. Ranks that have shards of it all call this alike. Raises ModelError where none are
+    correct."""
+    coarse = TOLERANCE.get(computes or model.dtype, COARSE)
     texts = _Texts.of(_vocabulary(model), _beyond_windows(model, tokens))
     scored = list(texts.scored())
     with torch.no_grad():
@@ -133,7 +136,7 @@ def try_passes(model: PreTrainedModel, tokens: int) -> Trial:
                 refused.append(f"{way} passes fail ({_said(error)})")
                 continue
             distance = max(float(off[of_text == text].mean()) for text in range(len(texts.prompts)))
-            if distance <= TOLERANCE.get(model.dtype, COARSE):
+            if distance <= coarse:
                 cuda = way == "packed" and model.device.type == "cuda"
                 attention = try_blocks(model, tokens) if cuda else ""
                 if makes_the_logits(model):

@@ -19,6 +19,7 @@ from asyncrl.training.master_weights import MasterWeights
 from asyncrl.training.packing import PackedBatch
 from asyncrl.training.ranks.by_all import scored_by_all
 from asyncrl.training.ranks.rank import ALONE, Rank
+from asyncrl.training.stored_state import StoredRows, whole_of
 
 _TOTAL, _WEIGHTS = "total", "weights/"
 
@@ -44,11 +45,10 @@ class WeightAverage:
         self._total = 1.0
         self._place = rank.stand_in(model) if self.policy is None else None
 
-    def gathered(self) -> PreTrainedModel | None:
-        """The whole model with the average, as in `Rank.gathered`: every rank takes part."""
-        if self.policy:
-            return self.policy.model
-        return self._rank.gathered(self._model, self._average)
+    def weights(self) -> Mapping[str, Tensor]:
+        """The average of the parameters that learn, by name, as this rank has it; of one rank in
+        the type of the model."""
+        return dict(learning(self.policy.model)) if self.policy else self._average
 
     def scores(self, batches: Sequence[PackedBatch], temperature: float) -> list[Tensor]:
         """Log-probability of each response token of each packed batch with the average, float32
@@ -69,14 +69,13 @@ class WeightAverage:
         self._round()
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) of the whole average, for a checkpoint, one at a time; every rank takes
-        part, and consumes all."""
+        """(name, tensor) of the average, for a checkpoint; of several ranks the shards."""
         for name, average in self._average.items():
-            yield _WEIGHTS + name, self._rank.whole(average)
+            yield _WEIGHTS + name, average
         yield _TOTAL, torch.tensor(self._total, dtype=torch.float64)
 
     @torch.no_grad()
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor | StoredRows]) -> None:
         """Load the result of `tensors`. Raises ValueError, and changes nothing, where it is of
         another model or incomplete."""
         shapes = {_WEIGHTS + name: average.shape for name, average in self._average.items()}
@@ -86,7 +85,7 @@ class WeightAverage:
             raise ValueError("the average of the weights is missing, or of another model")
         for name, average in self._average.items():
             average.copy_(self._rank.sharded(tensors[_WEIGHTS + name], like=average))
-        self._total = float(tensors[_TOTAL])
+        self._total = float(whole_of(tensors[_TOTAL]))
         self._round()
 
     def _round(self) -> None:

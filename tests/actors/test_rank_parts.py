@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
 import trio
 from without_rules import without_rules
 
@@ -20,6 +21,8 @@ from asyncrl.config.schema import ReferenceConfig, TeacherConfig
 from asyncrl.messages import Message, MicroBatch, Save, TokenCount
 from asyncrl.runtime.run_dir import MODEL
 from asyncrl.training.kl_terms import Served, served_names
+from asyncrl.training.ranks.rank import ALONE
+from asyncrl.training.staging import Staging
 
 
 @pytest.mark.parametrize(
@@ -34,17 +37,16 @@ def test_the_models_are_written_where_the_coordinator_says_that_it_is_the_last(
     """A rank cannot know: a run ends before train.steps where its data does, or where groups are
     filtered."""
     found: list[str] = []
-    staged: Any = SimpleNamespace(model="weights", version=3)
+    staged: Any = SimpleNamespace(model="weights", adapters=None, version=3)
     monkeypatch.setattr(rank_parts, "take", lambda *_: staged)
-    monkeypatch.setattr(rank_parts, "_to_leave", lambda model, initial: model)
-    monkeypatch.setattr(rank_parts, "adapted", lambda model: False)
     monkeypatch.setattr(rank_parts, "write", lambda *_: found.append("step"))
-    monkeypatch.setattr(rank_parts, "export", lambda path, *_: found.append(path.name))
-    learner: Any = SimpleNamespace(version=3, average=None)
+    monkeypatch.setattr(rank_parts, "export_staged", lambda path, *_: found.append(path.name))
+    model: Any = SimpleNamespace(dtype=torch.float32)
+    learner: Any = SimpleNamespace(version=3, average=None, model=model, rank=ALONE)
     context: Any = SimpleNamespace(run=tmp_path, initial=tmp_path)
     save = Save(7, models)
-    staged, whole = rank_parts._taken(learner, tmp_path, None, save)  # type: ignore[arg-type]
-    rank_parts._written(context, staged, whole, save)
+    copied = rank_parts._taken(learner, tmp_path, Staging(), save)
+    rank_parts._written(context, copied, save, ALONE)
     assert found == written
 
 

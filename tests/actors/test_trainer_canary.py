@@ -61,4 +61,4 @@ async def test_it_is_of_rounded_weights_where_those_are_sent_and_of_a_model_with
     for parameter in rounded.parameters():
         parameter.data = parameter.data.to(torch.bfloat16)
     own = {name: parameter.detach() for name, parameter in rounded.named_parameters()}
-    assert scores == canary.reference(rounded, own, found._text)
+    assert scores == canary.reference(rounded, own, found.text)

@@ -206,10 +206,10 @@ class RankedLearner(RealLearner):
 
 
 def _gathered(learner: Learner) -> dict[str, NDArray[np.float32]]:
-    """Weights of all ranks, at rank 0."""
-    model = learner.rank.gathered(learner.model)
-    named = () if model is None else parameters_for_publication(model)
-    return {name: tensor.numpy() for name, tensor in named}
+    """Weights of all ranks."""
+    learner.rank.let_go(learner.model)
+    named = parameters_for_publication(learner.model)
+    return {name: learner.rank.as_computed(tensor).numpy() for name, tensor in named}
 
 
 class Staged:

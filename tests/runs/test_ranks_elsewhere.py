@@ -45,7 +45,8 @@ ELSEWHERE = {"cluster__kind": "agents", "cluster__trainer_agents": 1}
 
 
 def weights(run: Path) -> dict[str, np.ndarray[Any, Any]]:
-    return load_file(run / MODEL / "model.safetensors")
+    files = sorted((run / MODEL).glob("*.safetensors"))  # each rank writes its own
+    return {name: array for file in files for name, array in load_file(file).items()}
 
 
 def log(run: Path) -> str:

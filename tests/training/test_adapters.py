@@ -29,7 +29,7 @@ from asyncrl.training.adapters import (
     set_adapters,
 )
 from asyncrl.training.checkpoint_index import CheckpointError, scalars
-from asyncrl.training.checkpoint_io import export, export_adapters, restore, save
+from asyncrl.training.checkpoint_io import StagedAdapters, export, export_adapters, restore, save
 from asyncrl.training.forward import log_probabilities, shares
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import ModelError, load_model, parameters_for_publication
@@ -314,7 +314,9 @@ def test_peft_and_transformers_read_what_a_run_leaves(
     expected = subject.model(ids).logits
     whole = AutoModelForCausalLM.from_pretrained(export(tmp_path / "m", subject.model, initial))
     torch.testing.assert_close(whole(ids).logits, expected, atol=1e-4, rtol=1e-4)
-    folder = export_adapters(tmp_path / "a", subject.model)
+    folder = export_adapters(
+        tmp_path / "a", StagedAdapters(subject.model, dict(adapters(subject.model)))
+    )
     base = AutoModelForCausalLM.from_pretrained(initial)
     assert not torch.allclose(base(ids).logits, expected, atol=1e-3)
     read = peft.PeftModel.from_pretrained(base, folder)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from training_world import build
 
-from asyncrl.actors.rank_parts import _to_leave
 from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.config import load
 from asyncrl.launch.publication_row import weights_row
@@ -60,7 +59,8 @@ def test_a_run_leaves_its_model_in_the_type_of_its_directory(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.0 + 2**-12)  # what training changes is less than bfloat16 can hold
-    left = export(tmp_path / "model", _to_leave(model, given / stored), given)
+    dtype = TYPES[saved_dtype(trained, given / stored)]
+    left = export(tmp_path / "model", model, given, dtype)
     assert stored_dtype(left) == saved
     assert json.loads((left / "config.json").read_text())["dtype"] == saved
     loaded = dict(load_model(left, TYPES[saved]).named_parameters())

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig
 
+from asyncrl.training.checkpoint_names import CheckpointNames
 from asyncrl.training.fp8_blocks import FP8, Fp8Blocks, dequantized, rounded
 from asyncrl.training.models import ModelError
 from asyncrl.training.rounding import linear_weights, round_for_good
-from asyncrl.weightsync.checkpoint_names import CheckpointNames
 from asyncrl.weightsync.servers.fp8_checkpoint import Fp8Checkpoint, checkpoint_of
 from asyncrl.weightsync.servers.server_checksums import Checks, WrongWeights
 from asyncrl.weightsync.servers.server_group import cut

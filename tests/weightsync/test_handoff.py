@@ -23,9 +23,14 @@ def tensors(made: list[int], count: int = 20) -> Iterator[tuple[str, Tensor]]:
         yield f"t{i}", torch.full((3,), i)
 
 
+def fill(handoff: Handoff, made: Iterator[tuple[str, Tensor]]) -> None:
+    with handoff.filling():
+        handoff.put(made)
+
+
 def test_all_come_in_order_and_two_are_made_ahead_at_most() -> None:
     handoff, made = Handoff(AMPLE), list[int]()
-    thread = threading.Thread(target=handoff.fill, args=[tensors(made)])
+    thread = threading.Thread(target=fill, args=[handoff, tensors(made)])
     thread.start()
     taken = 0
     for name, tensor in handoff:
@@ -38,7 +43,7 @@ def test_all_come_in_order_and_two_are_made_ahead_at_most() -> None:
 
 def test_what_nobody_takes_is_made_to_its_end() -> None:
     handoff, made = Handoff(AMPLE), list[int]()
-    thread = threading.Thread(target=handoff.fill, args=[tensors(made)])
+    thread = threading.Thread(target=fill, args=[handoff, tensors(made)])
     thread.start()
     assert next(iter(handoff))[0] == "t0"
     handoff.leave()
@@ -55,13 +60,13 @@ def test_a_failure_of_who_makes_them_is_one_of_who_takes_them() -> None:
 
     handoff, errors = Handoff(AMPLE), list[Exception]()
 
-    def fill() -> None:
+    def try_to() -> None:
         try:
-            handoff.fill(broken())
+            fill(handoff, broken())
         except ValueError as error:
             errors.append(error)
 
-    thread = threading.Thread(target=fill)
+    thread = threading.Thread(target=try_to)
     thread.start()
     taken = iter(handoff)
     assert next(taken)[0] == "t0"
@@ -76,5 +81,5 @@ def test_neither_side_waits_for_ever() -> None:
     with pytest.raises(TransferError, match="not gathered to their end"):
         next(iter(handoff))
     made = list[int]()
-    Handoff(0.1).fill(tensors(made))  # nobody takes them: one patience, and not one for each
+    fill(Handoff(0.1), tensors(made))  # nobody takes them: one patience, and not one for each
     assert len(made) == 20 and time.monotonic() - start < 2.0

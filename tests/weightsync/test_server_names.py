@@ -14,7 +14,7 @@ import torch
 from families import build
 from torch import Tensor
 
-from asyncrl.weightsync.checkpoint_names import CheckpointNames
+from asyncrl.training.checkpoint_names import CheckpointNames
 from asyncrl.weightsync.servers.server_checksums import Checks, WrongWeights
 from asyncrl.weightsync.servers.server_hashes import of_host
 from asyncrl.weightsync.servers.server_names import UnknownName, sources

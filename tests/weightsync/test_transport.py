@@ -15,8 +15,8 @@ from asyncrl.config import ConfigError, load
 from asyncrl.config.engines import Capabilities
 from asyncrl.engines.spec import EngineKind
 from asyncrl.messages import Prepare, Publish, Quiesce, Resend
+from asyncrl.training.checkpoint_names import CheckpointNames
 from asyncrl.weightsync.buckets import Plan
-from asyncrl.weightsync.checkpoint_names import CheckpointNames
 from asyncrl.weightsync.direct import Direct
 from asyncrl.weightsync.errors import TransferError
 from asyncrl.weightsync.reception import StagedReception

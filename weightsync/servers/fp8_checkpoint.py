@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from asyncrl.training.checkpoint_names import CheckpointNames
 from asyncrl.training.fp8_blocks import quantized
 from asyncrl.training.rounding import linear_weights
-from asyncrl.weightsync.checkpoint_names import CheckpointNames
 from asyncrl.weightsync.servers.server_names import SCALES
 
 

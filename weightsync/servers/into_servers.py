@@ -25,8 +25,8 @@ from torch import Tensor
 from asyncrl.engines.servers.errors import RequestRefused
 from asyncrl.engines.servers.gather import gather
 from asyncrl.messages import Prepare, Publish
+from asyncrl.training.checkpoint_names import CheckpointNames
 from asyncrl.weightsync.buckets import Plan
-from asyncrl.weightsync.checkpoint_names import CheckpointNames
 from asyncrl.weightsync.errors import TransferError
 from asyncrl.weightsync.process_group import Worker
 from asyncrl.weightsync.servers.direct_server import DirectServer, ServerPlace

@@ -34,7 +34,7 @@ from asyncrl.engines.servers.errors import RequestRefused, ServerError
 from asyncrl.engines.servers.other_model import refuse_other_model
 from asyncrl.engines.servers.served import ServerClient
 from asyncrl.engines.servers.server_types import Mode
-from asyncrl.weightsync.checkpoint_names import CheckpointNames
+from asyncrl.training.checkpoint_names import CheckpointNames
 from asyncrl.weightsync.servers.server_checksums import Checks, Expected
 from asyncrl.weightsync.servers.server_hashes import hash_on
 from asyncrl.weightsync.transport import Sender

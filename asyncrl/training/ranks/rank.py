@@ -7,7 +7,7 @@ what was found out about all of them, and steps with what all of them gave.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -17,6 +17,8 @@ from transformers import PreTrainedModel
 
 from asyncrl.training.packing import PackedBatch
 from asyncrl.training.ranks.stand_in import Pointed, StandIn
+from asyncrl.training.stored_model import ModelRows
+from asyncrl.training.stored_state import StoredPart, StoredRows, whole_of
 from asyncrl.training.sums import Sums
 
 
@@ -54,13 +56,29 @@ class Rank(Protocol):
         """A tensor of which each rank may have a shard, detached and whole."""
         ...
 
-    def sharded(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """This rank's shard of a whole tensor, on the device of `like` and divided as that is."""
+    def sharded(self, tensor: Tensor | StoredRows, like: Tensor) -> Tensor:
+        """This rank's shard of a whole tensor, or of a stored one, on the device of `like` and
+        divided as that is."""
         ...
 
-    def divide(self, model: PreTrainedModel) -> None:
-        """Leave this rank its shards of a model that does not learn, which all ranks have whole,
-        alike and on their device."""
+    @property
+    def writers(self) -> Sequence[int]:
+        """The ranks that write into the run's directory, rank 0 first: those on its machine."""
+        ...
+
+    def part(self, tensor: Tensor, turn: int) -> StoredPart | None:
+        """The part of a tensor that this rank writes, None for nothing: the rows of its shard, or
+        all of it. Every rank calls this for the same tensors, with their numbers."""
+        ...
+
+    def told(self, said: bytes) -> list[bytes]:
+        """Bytes that each rank has said, in their order. All ranks call this alike, in the thread
+        that writes, beside what computes."""
+        ...
+
+    def divide(self, model: PreTrainedModel, weights: ModelRows | None = None) -> None:
+        """Leave this rank its shards of a model that does not learn, with `weights`, if it has no
+        memory for its own; otherwise all ranks have it whole and alike."""
         ...
 
     def let_go(self, model: PreTrainedModel) -> None:
@@ -80,20 +98,9 @@ class Rank(Protocol):
         """The type that the model computes in, and that is published: its shards may be float32."""
         ...
 
-    def gathering(
-        self, model: PreTrainedModel, weights: Mapping[str, Tensor] | None = None
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Each parameter of the whole model as it computes, by name, gathered when it is its turn:
-        for rank 0, while the others are in `gathered`. All of them have to be taken. `weights` are
-        as for that."""
-        ...
-
-    def gathered(
-        self, model: PreTrainedModel, weights: Mapping[str, Tensor] | None = None
-    ) -> PreTrainedModel | None:
-        """The whole model as it computes, for rank 0, which writes and sends it; None for others.
-        Nothing need be able to be computed with it. Several ranks can gather other `weights`, of
-        which each has its shards, in the place of those of the model that learn."""
+    def as_computed(self, tensor: Tensor) -> Tensor:
+        """A tensor of which each rank may have a shard, whole, detached, and as the model computes
+        with it."""
         ...
 
 
@@ -125,12 +132,23 @@ class Alone:
         """The tensor itself, detached."""
         return tensor.detach()
 
-    def sharded(self, tensor: Tensor, like: Tensor) -> Tensor:
+    def sharded(self, tensor: Tensor | StoredRows, like: Tensor) -> Tensor:
         """The tensor, on the device of `like`."""
-        return tensor.to(like.device)
+        return whole_of(tensor).to(like.device)
 
-    def divide(self, model: PreTrainedModel) -> None:
+    writers = (0,)
+
+    def part(self, tensor: Tensor, turn: int) -> StoredPart:
+        """All of it."""
+        return StoredPart(tensor)
+
+    def told(self, said: bytes) -> list[bytes]:
+        """This."""
+        return [said]
+
+    def divide(self, model: PreTrainedModel, weights: ModelRows | None = None) -> None:
         """Leave it whole."""
+        assert weights is None, "one rank has memory for all there is"
 
     def let_go(self, model: PreTrainedModel) -> None:
         """Do nothing: nothing was gathered."""
@@ -150,19 +168,9 @@ class Alone:
         own: torch.dtype = model.dtype
         return own
 
-    def gathering(
-        self, model: PreTrainedModel, weights: Mapping[str, Tensor] | None = None
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Its parameters, detached."""
-        assert weights is None, "one rank has a model of whatever it has"
-        return ((name, parameter.detach()) for name, parameter in model.named_parameters())
-
-    def gathered(
-        self, model: PreTrainedModel, weights: Mapping[str, Tensor] | None = None
-    ) -> PreTrainedModel:
-        """The model itself."""
-        assert weights is None, "one rank has a model of whatever it has"
-        return model
+    def as_computed(self, tensor: Tensor) -> Tensor:
+        """The tensor itself, detached."""
+        return tensor.detach()
 
 
 ALONE = Alone()

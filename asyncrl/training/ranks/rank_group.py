@@ -10,12 +10,12 @@ what the model computes with, are then what `MasterWeights` are for one rank.
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,28 +28,40 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from asyncrl.training.adapters import adapted, base_digest, learning
+from asyncrl.training.adapters import (
+    adapted,
+    base_digest,
+    base_parameters,
+    learning,
+)
 from asyncrl.training.forward import log_probabilities, shares
-from asyncrl.training.models import model_with
 from asyncrl.training.packing import PackedBatch, cost, pack
 from asyncrl.training.ranks.pieces import pieces
 from asyncrl.training.ranks.rounds import rounds
-from asyncrl.training.ranks.stand_in import Exchanged, StandIn, let_go
+from asyncrl.training.ranks.stand_in import Exchanged, StandIn, first_row, let_go, local
+from asyncrl.training.stored_model import ModelRows
+from asyncrl.training.stored_state import StoredPart, StoredRows, whole_of
 from asyncrl.training.sums import Sums
+
+_BESIDE = "asyncrl_beside"
+"""Attribute of a mesh: a group of its ranks for threads that write, beside what computes, in host
+memory."""
+WRITTEN = timedelta(hours=1)
+"""Longest wait of a rank for others to write their files. One that is lost ends it at once."""
 
 
 class RankGroup:
     """One rank of several. Satisfies `asyncrl.training.ranks.rank.Rank`."""
 
-    def __init__(self, mesh: DeviceMesh, model: PreTrainedModel) -> None:
+    def __init__(self, mesh: DeviceMesh, model: PreTrainedModel, *, writes: bool = True) -> None:
         self._mesh = mesh
         self._all = mesh if mesh.ndim == 1 else mesh._flatten()
         self._dtype: torch.dtype = model.dtype
         self.index = mesh.get_rank()
         self.size = mesh.size()
         self._device = torch.device(mesh.device_type)
-        # the base never changes: rank 0 keeps it in host memory, to merge adapters into
-        self._outline = _outline(model) if adapted(model) and self.index == 0 else None
+        self._beside: dist.ProcessGroup | None = getattr(mesh, _BESIDE, None)
+        self._writes = writes
 
     def share(self, packed: Sequence[PackedBatch]) -> list[int | None]:
         """Places of the packed batches that this rank has, one for each round; None: it keeps up
@@ -80,7 +92,7 @@ class RankGroup:
     def summed(self, sums: Sums) -> Sums:
         """Sums over all ranks, added in the order of the ranks."""
         found = Sums()
-        for part in self._gathered(sums.encoded()):
+        for part in _gathered(sums.encoded(), self._group, self._device):
             found = found.merge(Sums.decoded(part))
         return found
 
@@ -89,18 +101,56 @@ class RankGroup:
         tensor = tensor.detach()
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
-    def sharded(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """This rank's shard of a whole tensor, on the device of `like` and divided as that is."""
-        tensor = tensor.to(like.device)
+    def sharded(self, tensor: Tensor | StoredRows, like: Tensor) -> Tensor:
+        """This rank's shard of a whole tensor, or of a stored one, on the device of `like` and
+        divided as that is."""
         if not isinstance(like, DTensor):
-            return tensor
+            return whole_of(tensor).to(like.device)
+        if not isinstance(tensor, Tensor):
+            rows = tensor.rows(first_row(like), len(local(like))).to(like.device)
+            return DTensor.from_local(
+                rows,
+                like.device_mesh,
+                like.placements,
+                run_check=False,
+                shape=like.shape,
+                stride=like.stride(),
+            )
+        tensor = tensor.to(like.device)
         # every rank has the whole: nothing need be sent
         return distribute_tensor(tensor, self._mesh, like.placements, src_data_rank=None)
 
-    def divide(self, model: PreTrainedModel) -> None:
-        """Leave this rank its shards of a model that does not learn, which all ranks have whole,
-        alike and on their device."""
+    @cached_property
+    def writers(self) -> Sequence[int]:
+        """The ranks that write into the run's directory."""
+        said = self.told(b"1" if self._writes else b"")
+        return [index for index, able in enumerate(said) if able]
+
+    def part(self, tensor: Tensor, turn: int) -> StoredPart | None:
+        """The part of a tensor that this rank writes: of replicas, they take turns; where not all
+        ranks write, those that do take turns at whole tensors."""
+        if not isinstance(tensor, DTensor):
+            return StoredPart(tensor) if self.index == 0 else None
+        if len(self.writers) < self.size:
+            found = self.whole(tensor)
+            mine = self.index == self.writers[turn % len(self.writers)]
+            return StoredPart(found) if mine else None
+        if self._mesh.ndim > 1 and self._mesh.get_local_rank(0) != turn % self._mesh.size(0):
+            return None
+        rows = local(tensor)
+        return StoredPart(rows, first_row(tensor), len(tensor)) if len(rows) else None
+
+    def told(self, said: bytes) -> list[bytes]:
+        """Bytes that each rank has said, in their order."""
+        assert self._beside is not None, "the mesh is of `mesh_of`"
+        return _gathered(said, self._beside, torch.device("cpu"))
+
+    def divide(self, model: PreTrainedModel, weights: ModelRows | None = None) -> None:
+        """Leave this rank its shards of a model that does not learn, with `weights`, if it has no
+        memory for its own; otherwise all ranks have it whole and alike."""
         _divide(model, self._mesh, MixedPrecisionPolicy())
+        if weights is not None:
+            _fill(model, weights)
 
     def let_go(self, model: PreTrainedModel) -> None:
         """Let go of weights that a pass without a backward pass left gathered: they may change."""
@@ -127,98 +177,112 @@ class RankGroup:
         """The type that the model computes in, and that is published: its shards are float32."""
         return self._dtype
 
-    def gathering(
-        self, model: PreTrainedModel, weights: Mapping[str, Tensor] | None = None
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Each parameter of the whole model that learns, as it computes, or each of these, by name
-        and in host memory, gathered when it is its turn; of ranks but 0 they are of no use."""
-        self.let_go(model)
-        for name, shard in (weights or dict(learning(model))).items():
-            found = self.whole(shard)
-            yield name, found if self.index else found.to("cpu", self._dtype)
-
-    def gathered(
-        self, model: PreTrainedModel, weights: Mapping[str, Tensor] | None = None
-    ) -> PreTrainedModel | None:
-        """The whole model as it computes, with its own weights or these, in host memory, for rank
-        0; None for others. It is gathered one tensor after another, and has no buffers."""
-        if self.index:
-            for _ in self.gathering(model, weights):
-                pass
-            return None
-        found = dict(self.gathering(model, weights))
-        if self._outline is None:
-            return model_with(found, model.config, self._dtype)
-        with_adapters = _outline(self._outline)
-        for name, parameter in learning(with_adapters):
-            parameter.data = found[name]
-        return with_adapters
+    def as_computed(self, tensor: Tensor) -> Tensor:
+        """A tensor of which each rank may have a shard, whole and as the model computes with it."""
+        found = self.whole(tensor)
+        return found.to(self._dtype) if found.is_floating_point() else found
 
     @property
     def _group(self) -> dist.ProcessGroup:
         return self._all.get_group()
 
-    def _gathered(self, said: bytes) -> list[bytes]:
-        """Bytes of each rank, in their order."""
-        length = torch.tensor([len(said)], device=self._device)
-        lengths = [torch.empty_like(length) for _ in range(self.size)]
-        dist.all_gather(lengths, length, group=self._group)
-        longest = max(int(each) for each in lengths)
-        mine = torch.zeros(longest, dtype=torch.uint8, device=self._device)
-        mine[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
-        every = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(every, mine, group=self._group)
-        return [
-            part[: int(size)].cpu().numpy().tobytes()
-            for part, size in zip(every, lengths, strict=True)
-        ]
 
-
-def shard(model: PreTrainedModel, mesh: DeviceMesh) -> RankGroup:
-    """Leave each rank its shards of a model that all ranks have whole, alike and on the device of
-    the mesh; gives this rank. Of a smaller type than float32, one of its `pieces` at a time is
-    whole in float32, or its adapters are: the base keeps its type."""
-    if adapted(model):
-        base_digest(model)  # known from now on: no rank has the whole base later
-    group, policy = RankGroup(mesh, model), MixedPrecisionPolicy()
+def shard(
+    model: PreTrainedModel,
+    mesh: DeviceMesh,
+    weights: ModelRows | None = None,
+    *,
+    writes: bool = True,
+) -> RankGroup:
+    """Leave each rank its shards of a model, in float32 of what learns: those of `weights`, if the
+    model has no memory for its own; otherwise all ranks have it whole and alike. One of its
+    `pieces` at a time is whole on the device of the mesh. `writes` says if this rank can write into
+    the run's directory. Gives this rank."""
+    group, policy = RankGroup(mesh, model, writes=writes), MixedPrecisionPolicy()
     smaller = torch.finfo(model.dtype).bits < torch.finfo(torch.float32).bits
     if smaller:
         policy = MixedPrecisionPolicy(param_dtype=model.dtype, reduce_dtype=torch.float32)
-    learn = {id(parameter) for _, parameter in learning(model)} if smaller else set[int]()
+    learn = {name for name, _ in learning(model)} if smaller else set[str]()
     _divide(model, mesh, policy, learn)
+    if weights is not None:
+        _fill(model, weights)
+    if adapted(model):
+        base_digest(model, group.whole)
     return group
-
-
-def _outline(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of a model with adapters in host memory, for writing: of the adapters alone, where
-    the base is there already."""
-    learn = {id(parameter) for _, parameter in learning(model)}
-    kept = {
-        id(p): nn.Parameter(
-            torch.empty_like(p, device="cpu") if id(p) in learn else p.detach().cpu(),
-            requires_grad=False,
-        )
-        for p in model.parameters()
-    }
-    made: PreTrainedModel = copy.deepcopy(model, kept)
-    return made
 
 
 def _divide(
     model: PreTrainedModel,
     mesh: DeviceMesh,
     policy: MixedPrecisionPolicy,
-    in_float32: Collection[int] = (),
+    in_float32: Collection[str] = (),
 ) -> None:
-    """Leave each rank its shards of a model; those of the parameters with these ids in float32."""
+    """Leave each rank its shards of a model; those of the parameters with these names in float32.
+    Of a model without memory they have any numbers."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    own = dict[int, nn.Parameter]()
     for module in pieces(model):
-        for parameter in module.parameters():
-            if id(parameter) in in_float32 and not isinstance(parameter, DTensor):
-                parameter.data = parameter.data.float()
+        for holder in module.modules():
+            for name, parameter in list(holder.named_parameters(recurse=False)):
+                if isinstance(parameter, DTensor):
+                    continue
+                if parameter.is_meta:
+                    wide = names[id(parameter)] in in_float32
+                    if id(parameter) not in own:
+                        own[id(parameter)] = _allocated(parameter, mesh.device_type, wide)
+                    holder.register_parameter(name, own[id(parameter)])
+                else:
+                    parameter.data = parameter.data.to(mesh.device_type)
+                    if names.get(id(parameter)) in in_float32:
+                        parameter.data = parameter.data.float()
+            for name, buffer in list(holder.named_buffers(recurse=False)):
+                setattr(holder, name, buffer.to(mesh.device_type))
         found: Any = fully_shard(module, mesh=mesh, mp_policy=policy)
         assert isinstance(found, FSDPModule)
         found.set_gradient_divide_factor(1.0)
         found.set_force_sum_reduction_for_comms(True)  # gloo has no other
+
+
+def _gathered(said: bytes, group: dist.ProcessGroup, device: torch.device) -> list[bytes]:
+    """Bytes of each rank of a group, in their order."""
+    size = group.size()
+    length = torch.tensor([len(said)], device=device)
+    lengths = [torch.empty_like(length) for _ in range(size)]
+    dist.all_gather(lengths, length, group=group)
+    longest = max(int(each) for each in lengths)
+    mine = torch.zeros(longest, dtype=torch.uint8, device=device)
+    if said:
+        mine[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
+    every = [torch.empty_like(mine) for _ in range(size)]
+    if longest:
+        dist.all_gather(every, mine, group=group)
+    return [
+        part[: int(length)].cpu().numpy().tobytes()
+        for part, length in zip(every, lengths, strict=True)
+    ]
+
+
+def _allocated(parameter: nn.Parameter, device: str, wide: bool) -> nn.Parameter:
+    """Memory for a parameter that has none. On a processor it takes no page before it is used."""
+    dtype = torch.float32 if wide else parameter.dtype
+    empty = torch.empty(parameter.shape, dtype=dtype, device=device)
+    return nn.Parameter(empty, parameter.requires_grad)
+
+
+@torch.no_grad()
+def _fill(model: PreTrainedModel, weights: ModelRows) -> None:
+    """Fill this rank's shards, and buffers that files have. All ranks call this alike."""
+    stored = model.state_dict().keys()
+    filled: dict[str, Tensor] = dict(base_parameters(model))
+    for name, buffer in model.named_buffers():
+        if name in stored:
+            filled[name.replace("base_layer.", "")] = buffer
+    for name, tensor in filled.items():
+        rows = local(tensor)
+        staged = rows if rows.device.type == "cpu" else torch.empty_like(rows, device="cpu")
+        weights.fill(name, staged, first_row(tensor))
+        if staged is not rows:
+            rows.copy_(staged)
 
 
 @contextmanager
@@ -249,5 +313,9 @@ def mesh_of(device: str, ranks: Tensor, replicas: int) -> DeviceMesh:
     """The mesh of these ranks, int64 [ranks]: of one dimension, or of replicas and the ranks of
     each. All ranks of the default group call this."""
     if replicas == 1:
-        return DeviceMesh(device, ranks)
-    return DeviceMesh(device, ranks.reshape(replicas, -1), mesh_dim_names=("replicate", "shard"))
+        mesh = DeviceMesh(device, ranks)
+    else:
+        names = ("replicate", "shard")
+        mesh = DeviceMesh(device, ranks.reshape(replicas, -1), mesh_dim_names=names)
+    setattr(mesh, _BESIDE, dist.new_group(ranks.tolist(), timeout=WRITTEN, backend="gloo"))
+    return mesh

@@ -79,6 +79,15 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def first_row(tensor: Tensor) -> int:
+    """The row of the whole tensor that this rank's shard begins with; 0 where it is whole."""
+    if not isinstance(tensor, DTensor):
+        return 0
+    axis = next(n for n, placed in enumerate(tensor.placements) if placed.is_shard())
+    place, ranks = tensor.device_mesh.get_local_rank(axis), tensor.device_mesh.size(axis)
+    return min(place * -(-len(tensor) // ranks), len(tensor))  # as torch.chunk divides it
+
+
 def let_go(model: PreTrainedModel) -> None:
     """Let go of weights that a pass without a backward pass left gathered: the next one must gather
     them again, as they may have changed by then."""

@@ -22,7 +22,12 @@ from asyncrl.config.schema import LoraConfig, StalenessConfig, TrainConfig
 from asyncrl.messages import MicroBatch, ScoreProximal, Span, TokenCount
 from asyncrl.staleness.corrections import IcePop, M2po, TopEntropy
 from asyncrl.tasks.supervised_examples import ExampleIds
-from asyncrl.training.adapters import adapted, adapters, add_adapters
+from asyncrl.training.adapters import (
+    adapted,
+    add_adapters,
+    learning,
+    published_names,
+)
 from asyncrl.training.checkpoint_index import checkpoint_path
 from asyncrl.training.checkpoint_io import restore, save
 from asyncrl.training.frozen_policy import FrozenPolicy, policy_like
@@ -254,7 +259,7 @@ def one_step(learner: Learner) -> Found:
     hook.remove()
     weights = {n: rank.whole(w).float().numpy().copy() for n, w in learner.master_weights.named()}
     if learner.average:
-        weights |= {n: t.float().numpy().copy() for n, t in learner.average.tensors()}
+        weights |= {n: rank.whole(t).float().numpy().copy() for n, t in learner.average.tensors()}
     if not adapted(learner.model):
         sent = narrowed(
             ((n, rank.whole(p)) for n, p in learner.model.named_parameters()), torch.bfloat16
@@ -274,7 +279,7 @@ def state_of(learner: Learner) -> dict[str, NDArray[Any]]:
     every += learner.average.tensors() if learner.average else ()
     every += learner.kl_terms.tensors(learner.version)
     every += past.tensors() if past else ()
-    return {name: tensor.double().numpy().copy() for name, tensor in every}
+    return {name: rank.whole(tensor).double().numpy().copy() for name, tensor in every}
 
 
 def first_steps(case: Case, rank_of: Any, run: Path) -> list[Found]:
@@ -297,11 +302,14 @@ def last_steps(case: Case, rank_of: Any, run: Path) -> list[Found]:
     restored = state_of(learner)
     found = [one_step(learner) for _ in range(SAVED, STEPS)]
     found[0] = found[0]._replace(state=restored)
-    whole = learner.rank.gathered(learner.model)
-    if whole is not None:  # what is published
-        named = adapters(whole) if adapted(whole) else whole.named_parameters()
-        published = {f"published {n}": p.detach().float().numpy() for n, p in named}
-        found[-1].weights.update(published)
+    own = dict(learning(learner.model))
+    learner.rank.let_go(learner.model)
+    published = {
+        f"published {name}": learner.rank.as_computed(own[parameter]).float().numpy().copy()
+        for name, parameter in published_names(learner.model)
+        if parameter
+    }
+    found[-1].weights.update(published)
     return found
 
 

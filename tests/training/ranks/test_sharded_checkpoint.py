@@ -3,12 +3,14 @@ happened."""
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from rank_world import SMALL_PACKS, on_ranks
 from torch.distributed.device_mesh import DeviceMesh
@@ -20,10 +22,11 @@ from asyncrl.training import packing
 from asyncrl.training.checkpoint_io import restore, restore_state, save
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model
-from asyncrl.training.ranks.rank import ALONE
+from asyncrl.training.ranks.given_state import share_state
+from asyncrl.training.ranks.opening import opened_by_rank
+from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.ranks.rank_group import shard
-from asyncrl.training.ranks.shared import share_weights
-from asyncrl.training.stored_state import read_state, share_state
+from asyncrl.training.stored_state import read_state
 
 TRAIN = TrainConfig(
     lr=1e-2, lr_warmup_steps=2, lr_schedule="cosine", steps=8, weight_decay=0.1, ema=0.9
@@ -36,8 +39,12 @@ def two_steps(
 ) -> Weights:
     """Two steps from the checkpoint `start`, or from the beginning, and then a checkpoint; gives
     the masters as they are then, and at rank 0 their average as it is evaluated."""
-    model = build("qwen3", dtype) if start is None else load_model(start, dtype)
-    rank = shard(model, mesh) if mesh else ALONE
+    if mesh and start:
+        model, weights = opened_by_rank(start, dtype, 0, torch.device("cpu"), given=False)
+        rank: Rank = shard(model, mesh, weights)
+    else:
+        model = build("qwen3", dtype) if start is None else load_model(start, dtype)
+        rank = shard(model, mesh) if mesh else ALONE
     learner = Learner(model, TRAIN, StalenessConfig(), 1.0, rank=rank)
     if start is not None:
         restore(start, learner)
@@ -54,9 +61,8 @@ def steps_and_weights(learner: Learner, run: Path, tokenizer: Path) -> Weights:
     save(run, learner, learner.version, tokenizer)
     assert learner.average is not None
     found = {name: rank.whole(p).float().numpy() for name, p in learner.master_weights.named()}
-    averaged = learner.average.gathered()
-    named = () if averaged is None else averaged.named_parameters()
-    return found | {f"average of {name}": p.detach().float().numpy() for name, p in named}
+    averaged = {name: rank.as_computed(p) for name, p in learner.average.weights().items()}
+    return found | {f"average of {name}": p.float().numpy() for name, p in averaged.items()}
 
 
 @pytest.mark.explore
@@ -106,14 +112,19 @@ def _two_steps_given(
 ) -> Weights:
     """As `two_steps`, from what rank 0 alone reads."""
     run, tokenizer, dtype = given
-    torch.manual_seed(mesh.get_rank())
-    model = build("qwen3", dtype) if mesh.get_rank() else load_model(start, dtype)
-    share_weights(model)
-    learner = Learner(model, TRAIN, StalenessConfig(), 1.0, rank=shard(model, mesh))
-    state = share_state(None if mesh.get_rank() else read_state(start), torch.device("cpu"))
+    index, cpu = mesh.get_rank(), torch.device("cpu")
+    # the other has a directory without weights
+    path = tokenizer if index else start
+    if index == 0:
+        shutil.copy(start / "config.json", tokenizer)
+    dist.barrier()
+    model, weights = opened_by_rank(path, dtype, index, cpu, given=True)
+    rank = shard(model, mesh, weights, writes=index == 0)
+    learner = Learner(model, TRAIN, StalenessConfig(), 1.0, rank=rank)
+    state = share_state(None if index else read_state(start), cpu)
     assert state is not None
     restore_state(state, learner)
-    assert share_state(None, torch.device("cpu")) is None
+    assert share_state(None, cpu) is None
     return steps_and_weights(learner, run, tokenizer)
 
 

@@ -65,6 +65,36 @@ class CheckpointNames:
             for name, _ in self._converted(group, empty)
         )
 
+    @property
+    def groups(self) -> list[tuple[str, ...]]:
+        """The parameters that make tensors together, most of them alone, in the order of the
+        architecture."""
+        return [tuple(name for name, _ in group) for group in self._groups]
+
+    def of_group(self, place: int, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """(checkpoint's name, tensor) of those that one of `groups` makes, as in `tensors`."""
+        yield from self._converted(self._groups[place], weights)
+
+    def renamed(self, name: str) -> str:
+        """The checkpoint's name of a buffer."""
+        return str(apply_renamings(name, self._renamings))
+
+    def layout(self) -> Iterator[tuple[str, str, Tensor]]:
+        """(parameter, checkpoint's name, view) of each tensor of the checkpoint: the view is of the
+        parameter, on no device, and says where the tensor's numbers lie in it. Raises ValueError,
+        with the parameter's name, where the conversion does more than cut."""
+        shapes = {
+            name: torch.empty_like(parameter, device="meta")
+            for name, parameter in self._model.named_parameters()
+        }
+        for group in self._groups:
+            parameter = group[0][0]
+            storage = shapes[parameter].untyped_storage()._cdata
+            for name, view in self._converted(group, shapes):
+                if len(group) > 1 or view.untyped_storage()._cdata != storage:
+                    raise ValueError(parameter)
+                yield parameter, name, view
+
     def _grouped(self) -> list[list[tuple[str, str | None]]]:
         """Parameters that are converted together, each with the pattern of its converter; most are
         alone."""

@@ -12,7 +12,7 @@ from families import build
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from asyncrl.weightsync.checkpoint_names import CheckpointNames
+from asyncrl.training.checkpoint_names import CheckpointNames
 
 FAMILIES = (
     "qwen3",
