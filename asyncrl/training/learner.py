@@ -29,13 +29,9 @@ from asyncrl.staleness import proximal
 from asyncrl.staleness.corrections import Folded
 from asyncrl.staleness.vcpo import learning_rate_scale
 from asyncrl.training.batch import Batch, read
+from asyncrl.training.chunked_logits import Entropy, Figures
 from asyncrl.training.expert_balance import ExpertBalance
-from asyncrl.training.forward import (
-    entropies,
-    log_probability,
-    measured,
-    shares,
-)
+from asyncrl.training.forward import figures, shares
 from asyncrl.training.gradients import token_advantages
 from asyncrl.training.held import HeldBatch, HeldPart, minibatches, token_counts
 from asyncrl.training.kl_terms import KlAdded, KlTerms, Served
@@ -390,23 +386,17 @@ class Learner:
         masked = torch.where(batch.errors[packed.tokens].to(fresh.device), ERROR, masked)
         return facts, torch.where(fresh, MEDIAN, masked)
 
-    def _predict(
-        self, packed: PackedBatch, routed: RoutedTokens | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def _predict(self, packed: PackedBatch, routed: RoutedTokens | None = None) -> Figures:
         """Log-probability of each response token, and the entropy of its distribution where that is
         needed; float32 [tokens], with a gradient where the loss has one. `routed` gets what routers
         of experts did."""
-        measures = measured(self.model, packed, self._temperature, self._measure, routed)
-        return measures[0], measures[1] if self._loss.needs_entropy else None
+        wanted: Entropy = "known" if self._loss.needs_entropy else "no"
+        if self._loss.learns_entropy:
+            wanted = "learned"
+        return figures(self.model, packed, self._temperature, wanted, routed)
 
     def _measures(self, packed: PackedBatch) -> list[Tensor]:
         return [each for each in self._predict(packed) if each is not None]
-
-    def _measure(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-        current = log_probability(logits, targets)
-        if not self._loss.needs_entropy:
-            return (current,)
-        return current, entropies(logits if self._loss.learns_entropy else logits.detach())
 
     def _backward(
         self,

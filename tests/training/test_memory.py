@@ -102,13 +102,14 @@ def test_layers_that_are_computed_again_keep_less(tmp_path: Path) -> None:
 
 
 @pytest.mark.explore
-def test_logits_that_something_is_done_to_are_whole(tmp_path: Path) -> None:
+def test_capped_logits_are_in_chunks_too(tmp_path: Path) -> None:
     """Of two models of the same sizes, in chunks of few tokens."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("asyncrl.training.forward.LOGIT_BYTES", 16 * 4 * VOCABULARY)
-        chunked = predict(config_of(tmp_path))
+        patch.setattr("asyncrl.training.chunked_logits.LOGIT_BYTES", 16 * 4 * VOCABULARY)
+        plain = predict(config_of(tmp_path))
         capped = predict(config_of(tmp_path, model=Gemma2Config(**SIZES)))
-    assert chunked.logits <= 4 * 16 * 4 * VOCABULARY < 48 * 3 * VOCABULARY * 4 <= capped.logits
+    assert plain.logits <= 3 * 16 * 4 * VOCABULARY
+    assert plain.logits <= capped.logits <= 5 * 16 * 4 * VOCABULARY < 48 * 3 * VOCABULARY * 4
 
 
 @pytest.mark.explore
