@@ -48,6 +48,7 @@ from asyncrl.training.checkpoint_index import (
     digested,
 )
 from asyncrl.training.learner import Learner
+from asyncrl.training.small_moments import scales_shape
 from asyncrl.training.staging import Staging
 from asyncrl.training.stored_state import TENSORS, StoredState, read_state
 
@@ -207,9 +208,8 @@ def restore_state(
     moments_of: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         key, _, parameter = name.partition("/")
-        if parameter not in parameters or (
-            tensor.dim() and tensor.shape != parameters[parameter].shape
-        ):
+        shape = parameters[parameter].shape if parameter in parameters else None
+        if shape is None or (tensor.dim() and tensor.shape not in (shape, scales_shape(shape))):
             raise CheckpointError(
                 f"training cannot resume from {path}, because its {TENSORS} is of another model "
                 f"({parameter})"

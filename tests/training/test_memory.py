@@ -95,6 +95,17 @@ def test_padded_rows_are_predicted_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.explore
+def test_small_moments_are_predicted_too(tmp_path: Path) -> None:
+    """And nothing of a weight's size beside them in a step."""
+    plain = predict(config_of(tmp_path))
+    for optimizer, share in (("adamw_bf16", 2), ("adamw8bit", 3)):
+        config = config_of(tmp_path, f"train.optimizer={optimizer}")
+        found = predict(config)
+        assert found == measured(config)
+        assert found.optimizer < 1.1 * plain.optimizer / share
+
+
+@pytest.mark.explore
 def test_layers_that_are_computed_again_keep_less(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     less = config_of(tmp_path, "train.recompute_activations=true")
