@@ -29,10 +29,10 @@ LOGIT_BYTES = 2**28
 
 
 Entropy = Literal["no", "known", "learned"]
-"""Whether the entropies of tokens are wanted, and with gradient."""
+"""Use of the entropies of tokens: none, without gradient, or with it."""
 
 
-class Figures(NamedTuple):
+class LogitFigures(NamedTuple):
     """Of each token, float32 [tokens] (float64 of such a model): the log-probability, and the
     entropy of the distribution that it is from, in nats, where that was wanted."""
 
@@ -41,7 +41,7 @@ class Figures(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What makes logits: an output layer (`nn.Linear`, or a kind of it that is named here), what is
+    """Maker of logits: an output layer (`nn.Linear`, or a kind of it that is named here), what is
     done to its results, and the temperature that they are divided by."""
 
     layer: nn.Linear
@@ -53,13 +53,13 @@ class Head(NamedTuple):
         """The tokens of a chunk."""
         return max(1, LOGIT_BYTES // (4 * self.layer.weight.shape[0]))
 
-    def figures(self, inputs: Tensor, targets: Tensor, entropy: Entropy) -> Figures:
+    def figures(self, inputs: Tensor, targets: Tensor, entropy: Entropy) -> LogitFigures:
         """Figures of tokens with these ids (int64 [tokens]) by the layer's `inputs` [tokens,
         size]."""
         logprob, of_entropy = _InChunks.apply(  # type: ignore[no-untyped-call]
             inputs, self.layer.weight, self.layer.bias, targets, self, entropy
         )
-        return Figures(logprob, None if entropy == "no" else of_entropy)
+        return LogitFigures(logprob, None if entropy == "no" else of_entropy)
 
     def each(self, inputs: Tensor) -> Iterator[Tensor]:
         """The logits over the temperature of each chunk of `inputs` [tokens, size]."""

@@ -24,7 +24,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from asyncrl.algorithms.routing.balance import RoutedTokens
 from asyncrl.algorithms.routing.routers import passing
-from asyncrl.training.chunked_logits import Entropy, Figures, Head, exact
+from asyncrl.training.chunked_logits import Entropy, Head, LogitFigures, exact
 from asyncrl.training.logit_changes import Change
 from asyncrl.training.packing import PackedBatch, missing_to_size
 from asyncrl.training.recomputation import recomputed
@@ -143,7 +143,7 @@ def figures(
     temperature: float,
     entropy: Entropy = "no",
     routed: RoutedTokens | None = None,
-) -> Figures:
+) -> LogitFigures:
     """Figures of all response tokens, by their logits over the temperature; with gradient. `routed`
     gets what the model's routers did with the tokens, which predict response tokens, in the order
     of these."""
@@ -156,7 +156,7 @@ def figures(
     found = None
     if entropy != "no":
         found = entropies(logits if entropy == "learned" else logits.detach())
-    return Figures(log_probability(logits, targets), found)
+    return LogitFigures(log_probability(logits, targets), found)
 
 
 @torch.no_grad()
@@ -175,7 +175,7 @@ def logits_in_chunks(
 
 
 def _in_chunks(model: PreTrainedModel, tokens: int, temperature: float) -> Head | None:
-    """What makes the logits of so many tokens in chunks; None where they are made as one."""
+    """Maker of the logits of so many tokens in chunks; None where they are made as one."""
     changes: Sequence[Change] | None = getattr(model, _CHUNKS, None)
     if changes is None:
         return None

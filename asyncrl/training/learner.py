@@ -29,7 +29,7 @@ from asyncrl.staleness import proximal
 from asyncrl.staleness.corrections import Folded
 from asyncrl.staleness.vcpo import learning_rate_scale
 from asyncrl.training.batch import Batch, read
-from asyncrl.training.chunked_logits import Entropy, Figures
+from asyncrl.training.chunked_logits import Entropy, LogitFigures
 from asyncrl.training.expert_balance import ExpertBalance
 from asyncrl.training.forward import figures, shares
 from asyncrl.training.gradients import token_advantages
@@ -386,7 +386,7 @@ class Learner:
         masked = torch.where(batch.errors[packed.tokens].to(fresh.device), ERROR, masked)
         return facts, torch.where(fresh, MEDIAN, masked)
 
-    def _predict(self, packed: PackedBatch, routed: RoutedTokens | None = None) -> Figures:
+    def _predict(self, packed: PackedBatch, routed: RoutedTokens | None = None) -> LogitFigures:
         """Log-probability of each response token, and the entropy of its distribution where that is
         needed; float32 [tokens], with a gradient where the loss has one. `routed` gets what routers
         of experts did."""

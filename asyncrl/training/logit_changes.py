@@ -1,5 +1,5 @@
-"""What a model does to the results of its output layer, before they are its logits: a scale, a soft
-cap, another type. Invariant: what is recorded is what was done, or nothing is.
+"""Changes of an output layer's results before they are a model's logits: a scale, a soft cap,
+another type. Invariant: what is recorded is what was done, or nothing is.
 
 The operations of torch from the layer's result to the logits are recorded in one pass, so nothing
 is known about any architecture, and a model without numbers (fake tensors) tells as much.
@@ -34,7 +34,7 @@ class Change(NamedTuple):
 
 
 def logit_changes(model: PreTrainedModel) -> tuple[Change, ...] | None:
-    """What the model does to the results of its output layer, in order; None where that is anything
+    """Changes that the model makes to the results of its output layer, in order; None where that is anything
     else than `Change` knows, or the layer is not linear."""
     layer: nn.Module = model.get_output_embeddings()
     if not isinstance(layer, nn.Linear):
@@ -51,7 +51,7 @@ def logit_changes(model: PreTrainedModel) -> tuple[Change, ...] | None:
 
 
 def changed(logits: Tensor, changes: Sequence[Change]) -> tuple[Tensor, list[Tensor]]:
-    """What the changes make of logits, and what `pulled_back` needs."""
+    """Apply the changes to logits; gives the result, and what `pulled_back` needs."""
     kept = list[Tensor]()
     for operation, number in changes:
         match operation:

@@ -88,7 +88,7 @@ class EightBit:
         }
 
     def read(self, kept: Mapping[str, Tensor], name: str) -> Tensor:
-        """What the codes stand for; those of the first moment have a sign."""
+        """Numbers that the codes stand for; those of the first moment have a sign."""
         found = kept[name].float()
         if name == FIRST:
             found.sub_(CODES)

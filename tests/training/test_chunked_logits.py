@@ -21,7 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.training import chunked_logits
 from asyncrl.training.batch import read
-from asyncrl.training.chunked_logits import Entropy, Figures, Head
+from asyncrl.training.chunked_logits import Entropy, Head, LogitFigures
 from asyncrl.training.forward import (
     figures,
     log_probability,
@@ -185,14 +185,16 @@ def test_an_output_layer_in_float32_makes_the_logits_too(dtype: torch.dtype) -> 
 
 def plainly(
     inputs: Tensor, layer: torch.nn.Linear, targets: Tensor, temperature: float, cap: float
-) -> Figures:
+) -> LogitFigures:
     """Figures by float64 and autograd alone."""
     bias = None if layer.bias is None else layer.bias.double()
     z = torch.nn.functional.linear(inputs.double(), layer.weight.double(), bias)
     z = (torch.tanh(z / cap) * cap if cap else z) / temperature
     every = z.log_softmax(-1)
     p = every.exp()
-    return Figures(every.gather(1, targets[:, None])[:, 0], -(p * every.where(p > 0, 0)).sum(-1))
+    return LogitFigures(
+        every.gather(1, targets[:, None])[:, 0], -(p * every.where(p > 0, 0)).sum(-1)
+    )
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -220,7 +222,7 @@ def test_figures_and_gradients_are_those_of_float64(
     targets = torch.randint(min(1, vocabulary - 1), vocabulary, (tokens,))
     of_logprob, of_entropy = torch.randn(2, tokens)
 
-    def found(figures: Figures) -> list[Tensor]:
+    def found(figures: LogitFigures) -> list[Tensor]:
         total = (figures.logprob * of_logprob).sum()
         if entropy == "learned":
             assert figures.entropy is not None

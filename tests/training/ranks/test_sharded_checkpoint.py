@@ -33,7 +33,7 @@ Weights = dict[str, NDArray[np.float32]]
 
 
 def trained(dtype: torch.dtype) -> TrainConfig:
-    """How a model of this type is trained: one of bfloat16 with moments of 8 bits."""
+    """Settings for a model of this type: one of bfloat16 has moments of 8 bits."""
     of_bits = msgspec.structs.replace(TRAIN, optimizer="adamw8bit")
     return TRAIN if dtype == torch.float32 else of_bits
 
