@@ -34,8 +34,8 @@ class Change(NamedTuple):
 
 
 def logit_changes(model: PreTrainedModel) -> tuple[Change, ...] | None:
-    """Changes that the model makes to the results of its output layer, in order; None where that is anything
-    else than `Change` knows, or the layer is not linear."""
+    """Changes that the model makes to the results of its output layer, in order; None where they
+    are any others than `Change` knows, or the layer is not linear."""
     layer: nn.Module = model.get_output_embeddings()
     if not isinstance(layer, nn.Linear):
         return None
