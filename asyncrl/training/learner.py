@@ -152,7 +152,7 @@ class Learner:
         the gradients that are being accumulated do not change. All ranks get the sum. Raises
         ValueError where samples and buffers do not match."""
         batch = MicroBatch(self.version, message.index, message.samples, {})
-        tensors = read(batch, buffers, shared=shares(self.model), device=self.model.device.type)
+        tensors = self._read(batch, buffers)
         every = scored_by_all(self.rank, self.model, tensors.packed, 1.0)
         return -sum(float(scores.sum()) for scores in every), len(tensors.mask)
 
@@ -176,7 +176,7 @@ class Learner:
             )
         if not batch.samples:
             return []
-        tensors = read(batch, buffers, shared=shares(self.model), device=self.model.device.type)
+        tensors = self._read(batch, buffers)
         tensors = self.balance.recorded(tensors)
         tensors = tensors._replace(scores=self.kl_terms.scores(tensors, served))
         batch = self.kl_terms.rewarded(batch, tensors)
@@ -214,6 +214,10 @@ class Learner:
         ):
             self.proximal_logprobs.remember(batch.samples, self._of_all(tensors, scores))
         return counts
+
+    def _read(self, batch: MicroBatch, buffers: Sequence[memoryview | bytes]) -> Batch:
+        device = self.model.device.type
+        return read(batch, buffers, shared=shares(self.model), device=device, ranks=self.rank.size)
 
     def _scores(self, batch: MicroBatch, tensors: Batch, trainable: Tensor) -> Tensor | None:
         """Log-probabilities of a micro-batch's tokens under a proximal policy whose weights are not
