@@ -169,11 +169,11 @@ class Compared(NamedTuple):
 def compared(case: Case, optimizer: bool = False) -> Compared:
     """Track a case, and predict it."""
     from asyncrl.config import load
-    from asyncrl.training import forward
+    from asyncrl.training import chunked_logits
     from asyncrl.training.memory import predict
 
     if not case.chunks:
-        forward.LOGIT_BYTES = 2**62
+        chunked_logits.LOGIT_BYTES = 2**62
     longest = case.prompt + case.response
     with tempfile.TemporaryDirectory() as folder:
         write_model(SHAPES[case.shape], folder)

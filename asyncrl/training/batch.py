@@ -57,11 +57,12 @@ def read(
     *,
     shared: bool,
     device: str = "cpu",
+    ranks: int = 1,
 ) -> Batch:
     """The tensors of a micro-batch with at least one sample; common prefixes of samples are
-    `shared` or not, and passes are sized for the type of `device` (`pack`). Raises ValueError where
-    the buffers or the spans do not fit it, or a token is newer than the policy that the step starts
-    from."""
+    `shared` or not, and passes are sized for the type of `device` and `ranks` (`pack`).
+    Raises ValueError where the buffers or the spans do not fit it, or a token is newer than the
+    policy that the step starts from."""
     if len(buffers) not in (3, 4):
         raise ValueError(f"a micro-batch comes with 3 or 4 buffers, not {len(buffers)}")
     ids, behaviour, mask = (
@@ -81,7 +82,7 @@ def read(
             f"{batch.step} starts from"
         )
     return Batch(
-        texts(batch.samples, ids, shared=shared, device=device),
+        texts(batch.samples, ids, shared=shared, device=device, ranks=ranks),
         torch.from_numpy(behaviour.copy()),
         torch.from_numpy(mask == TRAINABLE_TOKEN),
         torch.repeat_interleave(torch.tensor(sampled)),
@@ -121,7 +122,12 @@ def _leaves(samples: Sequence[Sample]) -> Tensor | None:
 
 
 def texts(
-    samples: Sequence[Sample], ids: NDArray[np.int32], *, shared: bool, device: str = "cpu"
+    samples: Sequence[Sample],
+    ids: NDArray[np.int32],
+    *,
+    shared: bool,
+    device: str = "cpu",
+    ranks: int = 1,
 ) -> list[PackedBatch]:
     """Sequences packed for forward passes (`pack`), in which only sampled tokens are predicted.
     Raises ValueError where ids and samples do not match."""
@@ -131,6 +137,7 @@ def texts(
         [s.response_tokens for s in samples],
         shared=shared,
         device=device,
+        ranks=ranks,
     )
     if all(s.sampled_tokens == s.response_tokens for s in samples):
         return every

@@ -52,6 +52,7 @@ from asyncrl.training.checkpoint_index import (
 from asyncrl.training.learner import Learner
 from asyncrl.training.model_writing import StagedModel, stage_model, write_rest, write_tensors
 from asyncrl.training.ranks.rank import ALONE, Rank
+from asyncrl.training.small_moments import scales_shape
 from asyncrl.training.staging import Staging
 from asyncrl.training.stored_state import (
     OF_ADAPTERS,
@@ -259,9 +260,8 @@ def restore_state(state: StoredState, learner: Learner) -> None:
     moments_of: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         key, _, parameter = name.partition("/")
-        if parameter not in parameters or (
-            tensor.shape and tensor.shape != parameters[parameter].shape
-        ):
+        shape = parameters[parameter].shape if parameter in parameters else None
+        if shape is None or (tensor.shape and tensor.shape not in (shape, scales_shape(shape))):
             raise CheckpointError(
                 f"training cannot resume from {path}, because its {TENSORS} is of another model "
                 f"({parameter})"

@@ -7,25 +7,25 @@ shared prefix is computed once, and autograd sums the gradients of all samples t
 model that mixes tokens in another way gets whole samples, as rows or one by one.
 `asyncrl.training.trial` determines which of these are correct for a model.
 
-Logits are the largest tensor of a pass: 5 GB of 8,000 tokens and 151,936 ids. So where a model's
-output layer alone makes its logits, at most LOGIT_BYTES are computed at a time, and computed again
-in the backward pass.
+Logits are the largest tensor of a pass: 5 GB of 8,000 tokens and 151,936 ids. So where it is known
+what a model does to the results of its output layer, they are made in chunks (`chunked_logits`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
 
 from asyncrl.algorithms.routing.balance import RoutedTokens
 from asyncrl.algorithms.routing.routers import passing
+from asyncrl.training.chunked_logits import Entropy, Head, LogitFigures, exact
+from asyncrl.training.logit_changes import Change
 from asyncrl.training.packing import PackedBatch, missing_to_size
 from asyncrl.training.recomputation import recomputed
 from asyncrl.training.trees.block_attention import BlockAttention, ComparedAttention
@@ -34,12 +34,6 @@ from asyncrl.training.trees.table_attention import TableAttention
 NAME, PLAIN = "asyncrl_packed", "sdpa"
 """Names of our attention function, and of the one that it replaces, in transformers."""
 
-
-LOGIT_BYTES = 2**28
-"""Bytes of float32 logits that are computed at a time."""
-Measure = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
-"""Measures of tokens, each [tokens], from their logits (float32 [tokens, vocabulary]) and their ids
-(int64 [tokens])."""
 
 Passes = Literal["packed", "padded", "alone"]
 """The ways to pass samples to a model: each token once, with our attention; row by row, padded on
@@ -50,7 +44,7 @@ _PASSES = "asyncrl_passes"
 _BLOCKS = "asyncrl_blocks"
 """Attribute of a model whose attention is computed by blocks."""
 _CHUNKS = "asyncrl_chunks"
-"""Attribute of a model whose logits are made in chunks."""
+"""Attribute of a model whose logits are made in chunks: what it does to them, `Change`s."""
 
 
 def passes(model: PreTrainedModel) -> Passes:
@@ -111,10 +105,10 @@ def attend_in_blocks(model: PreTrainedModel) -> None:
     setattr(model, _BLOCKS, True)
 
 
-def make_logits_in_chunks(model: PreTrainedModel) -> None:
-    """Compute the model's logits in chunks from now on. Its output layer alone must make them
-    (`output_layer.makes_the_logits`)."""
-    setattr(model, _CHUNKS, True)
+def make_logits_in_chunks(model: PreTrainedModel, changes: Sequence[Change] = ()) -> None:
+    """Compute the model's logits in chunks from now on. The `changes` are all that it does to the
+    results of its output layer (`logit_changes`)."""
+    setattr(model, _CHUNKS, changes)
 
 
 def may_share(model: PreTrainedModel) -> bool:
@@ -134,8 +128,7 @@ def may_share(model: PreTrainedModel) -> bool:
 def log_probabilities(model: PreTrainedModel, packed: PackedBatch, temperature: float) -> Tensor:
     """Log-probability of each response token under the temperature-scaled distribution,
     float32 [tokens], with gradient."""
-    (logprobs,) = measured(model, packed, temperature, lambda *rows: (log_probability(*rows),))
-    return logprobs
+    return figures(model, packed, temperature).logprob
 
 
 def log_probability(logits: Tensor, targets: Tensor) -> Tensor:
@@ -144,33 +137,51 @@ def log_probability(logits: Tensor, targets: Tensor) -> Tensor:
     return -F.cross_entropy(logits, targets, reduction="none")
 
 
-def measured(
+def figures(
     model: PreTrainedModel,
     packed: PackedBatch,
     temperature: float,
-    measure: Measure,
+    entropy: Entropy = "no",
     routed: RoutedTokens | None = None,
-) -> tuple[Tensor, ...]:
-    """Results of `measure` for all response tokens and their logits, over the temperature; with
-    gradient. It is called for each chunk of tokens, and must not mix them. `routed` gets what the
-    model's routers did with the tokens, which predict response tokens, in the order of these."""
+) -> LogitFigures:
+    """Figures of all response tokens, by their logits over the temperature; with gradient. `routed`
+    gets what the model's routers did with the tokens, which predict response tokens, in the order
+    of these."""
     targets = packed.targets.to(model.device)
-    layer: nn.Module = model.get_output_embeddings()
-    ids: Any = layer.weight
-    chunk = max(1, LOGIT_BYTES // (4 * ids.shape[0]))
-    if len(targets) <= chunk or not getattr(model, _CHUNKS, False):
-        logits = _exact(_outputs(model, packed, inputs=False, routed=routed)) / temperature
-        return measure(logits, targets)
+    head = _in_chunks(model, len(targets), temperature)
+    if head is not None:
+        inputs = _outputs(model, packed, inputs=True, routed=routed)
+        return head.figures(inputs, targets, entropy)
+    logits = exact(_outputs(model, packed, inputs=False, routed=routed)) / temperature
+    found = None
+    if entropy != "no":
+        found = entropies(logits if entropy == "learned" else logits.detach())
+    return LogitFigures(log_probability(logits, targets), found)
 
-    def of_chunk(inputs: Tensor, wanted: Tensor) -> tuple[Tensor, ...]:
-        return measure(_exact(layer(inputs)) / temperature, wanted)
 
-    inputs = torch.split(_outputs(model, packed, inputs=True, routed=routed), chunk)
-    parts = zip(inputs, torch.split(targets, chunk), strict=True)
-    measures = [
-        checkpoint(of_chunk, *part, use_reentrant=False, preserve_rng_state=False) for part in parts
-    ]
-    return tuple(torch.cat(each) for each in zip(*measures, strict=True))
+@torch.no_grad()
+def logits_in_chunks(
+    model: PreTrainedModel, packed: PackedBatch, temperature: float
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits over the temperature, float32 [tokens, vocabulary], and ids, int64 [tokens], of the
+    response tokens, a chunk of them at a time; without gradient."""
+    targets = packed.targets.to(model.device)
+    head = _in_chunks(model, len(targets), temperature)
+    if head is None:
+        yield response_logits(model, packed, temperature), targets
+        return
+    inputs = _outputs(model, packed, inputs=True)
+    yield from zip(head.each(inputs), torch.split(targets, head.chunk), strict=True)
+
+
+def _in_chunks(model: PreTrainedModel, tokens: int, temperature: float) -> Head | None:
+    """Maker of the logits of so many tokens in chunks; None where they are made as one."""
+    changes: Sequence[Change] | None = getattr(model, _CHUNKS, None)
+    if changes is None:
+        return None
+    layer: Any = model.get_output_embeddings()
+    head = Head(layer, changes, temperature)
+    return head if tokens > head.chunk else None
 
 
 def entropies(logits: Tensor) -> Tensor:
@@ -193,7 +204,7 @@ def response_logits(model: PreTrainedModel, packed: PackedBatch, temperature: fl
     that there are few sizes), and later computations are in float32 at least, whatever the model's
     type.
     """
-    return _exact(_outputs(model, packed, inputs=False)) / temperature
+    return exact(_outputs(model, packed, inputs=False)) / temperature
 
 
 def _outputs(
@@ -243,11 +254,6 @@ def _outputs(
 
 def _moved(recorded: Tensor | None, device: torch.device) -> Tensor | None:
     return None if recorded is None else recorded.to(device).long()
-
-
-def _exact(logits: Tensor) -> Tensor:
-    """Logits in float32 at least: smaller types are too coarse for later computations."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def packed_logits(model: PreTrainedModel, packed: PackedBatch, attention: TreeAttention) -> Tensor:

@@ -29,13 +29,9 @@ from asyncrl.staleness import proximal
 from asyncrl.staleness.corrections import Folded
 from asyncrl.staleness.vcpo import learning_rate_scale
 from asyncrl.training.batch import Batch, read
+from asyncrl.training.chunked_logits import Entropy, LogitFigures
 from asyncrl.training.expert_balance import ExpertBalance
-from asyncrl.training.forward import (
-    entropies,
-    log_probability,
-    measured,
-    shares,
-)
+from asyncrl.training.forward import figures, shares
 from asyncrl.training.gradients import token_advantages
 from asyncrl.training.held import HeldBatch, HeldPart, minibatches, token_counts
 from asyncrl.training.kl_terms import KlAdded, KlTerms, Served
@@ -156,7 +152,7 @@ class Learner:
         the gradients that are being accumulated do not change. All ranks get the sum. Raises
         ValueError where samples and buffers do not match."""
         batch = MicroBatch(self.version, message.index, message.samples, {})
-        tensors = read(batch, buffers, shared=shares(self.model), device=self.model.device.type)
+        tensors = self._read(batch, buffers)
         every = scored_by_all(self.rank, self.model, tensors.packed, 1.0)
         return -sum(float(scores.sum()) for scores in every), len(tensors.mask)
 
@@ -180,7 +176,7 @@ class Learner:
             )
         if not batch.samples:
             return []
-        tensors = read(batch, buffers, shared=shares(self.model), device=self.model.device.type)
+        tensors = self._read(batch, buffers)
         tensors = self.balance.recorded(tensors)
         tensors = tensors._replace(scores=self.kl_terms.scores(tensors, served))
         batch = self.kl_terms.rewarded(batch, tensors)
@@ -218,6 +214,10 @@ class Learner:
         ):
             self.proximal_logprobs.remember(batch.samples, self._of_all(tensors, scores))
         return counts
+
+    def _read(self, batch: MicroBatch, buffers: Sequence[memoryview | bytes]) -> Batch:
+        device = self.model.device.type
+        return read(batch, buffers, shared=shares(self.model), device=device, ranks=self.rank.size)
 
     def _scores(self, batch: MicroBatch, tensors: Batch, trainable: Tensor) -> Tensor | None:
         """Log-probabilities of a micro-batch's tokens under a proximal policy whose weights are not
@@ -393,23 +393,17 @@ class Learner:
         masked = torch.where(batch.errors[packed.tokens].to(fresh.device), ERROR, masked)
         return facts, torch.where(fresh, MEDIAN, masked)
 
-    def _predict(
-        self, packed: PackedBatch, routed: RoutedTokens | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def _predict(self, packed: PackedBatch, routed: RoutedTokens | None = None) -> LogitFigures:
         """Log-probability of each response token, and the entropy of its distribution where that is
         needed; float32 [tokens], with a gradient where the loss has one. `routed` gets what routers
         of experts did."""
-        measures = measured(self.model, packed, self._temperature, self._measure, routed)
-        return measures[0], measures[1] if self._loss.needs_entropy else None
+        wanted: Entropy = "known" if self._loss.needs_entropy else "no"
+        if self._loss.learns_entropy:
+            wanted = "learned"
+        return figures(self.model, packed, self._temperature, wanted, routed)
 
     def _measures(self, packed: PackedBatch) -> list[Tensor]:
         return [each for each in self._predict(packed) if each is not None]
-
-    def _measure(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-        current = log_probability(logits, targets)
-        if not self._loss.needs_entropy:
-            return (current,)
-        return current, entropies(logits if self._loss.learns_entropy else logits.detach())
 
     def _backward(
         self,

@@ -29,12 +29,8 @@ from transformers import PreTrainedModel
 from asyncrl.config import Config
 from asyncrl.config.ranks import ranks_of, sharing
 from asyncrl.training.adapters import adapted, add_adapters, learning
-from asyncrl.training.forward import (
-    log_probability,
-    make_logits_in_chunks,
-    may_share,
-    measured,
-)
+from asyncrl.training.forward import log_probabilities, make_logits_in_chunks, may_share
+from asyncrl.training.logit_changes import logit_changes
 from asyncrl.training.master_weights import MasterWeights
 from asyncrl.training.memory_parts import MemoryParts, longest_samples
 from asyncrl.training.models import empty_model
@@ -114,8 +110,8 @@ def predict(config: Config) -> MemoryParts:
     if config.train.recompute_activations:
         recompute(model)
     with ShapesOfExperts():  # type: ignore[no-untyped-call]
-        if _untouched(model):
-            make_logits_in_chunks(model)
+        if (changes := logit_changes(model)) is not None:
+            make_logits_in_chunks(model, changes)
         batches = worst_batches(config, _vocabulary(model), shared=may_share(model))
         most = peak_of(model, batches, config)
     policies = _policies(config, model)
@@ -185,9 +181,7 @@ def peak_of(model: PreTrainedModel, batches: Sequence[PackedBatch], config: Conf
     )
     with live:
         for packed in batches:
-            (logprobs,) = measured(
-                model, packed, config.rollout.temperature, lambda *rows: (log_probability(*rows),)
-            )
+            logprobs = log_probabilities(model, packed, config.rollout.temperature)
             logprobs.sum().backward()  # type: ignore[no-untyped-call]
             del logprobs
         of_pass = live.peak()
@@ -260,19 +254,3 @@ def _pass_of_rank(model: PreTrainedModel, alone: int, ranks: int) -> int:
 def _vocabulary(model: PreTrainedModel) -> int:
     layer: Any = model.get_output_embeddings()
     return int(layer.weight.shape[0])
-
-
-def _untouched(model: PreTrainedModel) -> bool:
-    """True if the model's logits are the same tensor that its output layer returned:
-    `makes_the_logits` needs numbers. Where it is unknown, logits are assumed whole."""
-    layer: nn.Module = model.get_output_embeddings()
-    made: list[Tensor] = []
-    hook = layer.register_forward_hook(lambda _, __, output: made.append(output))
-    try:
-        with torch.no_grad():
-            logits: Tensor = model(
-                input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False
-            ).logits
-    finally:
-        hook.remove()
-    return len(made) == 1 and logits is made[0]

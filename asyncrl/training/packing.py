@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.training.even_packs import even_packs
 from asyncrl.training.trees.attention_tables import AttentionTable, attention_tables
 from asyncrl.training.trees.prefix_tree import Ints, PrefixTree, prefix_tree, ranges
 
@@ -97,11 +98,12 @@ def pack(
     *,
     shared: bool,
     device: str = "cpu",
+    ranks: int = 1,
 ) -> list[PackedBatch]:
     """Lay out samples: `ids` has, for each, its prompt (at least one token) and then its response.
     A common prefix is `shared`, or stored for each sample. Each sample is whole in one packed
-    batch, of a size for this type of `device`. Raises ValueError where lengths and ids disagree or
-    a prompt is empty."""
+    batch, of a size for this type of `device`, and for so many `ranks` to share. Raises ValueError
+    where lengths and ids disagree or a prompt is empty."""
     prompts, responses = (
         np.asarray(prompt_tokens, dtype=np.int64),
         np.asarray(response_tokens, dtype=np.int64),
@@ -132,12 +134,12 @@ def pack(
     targets = ids[ranges((starts + prompts)[ordered], counts)].astype(np.int64)
     tokens = ranges(answers[ordered], counts)
     packed = []
-    for begin, end in _divided(tree, device):
-        inside = slice(*np.searchsorted(sequences, [begin, end]))
+    for members in _divided(tree, device, ranks):
+        inside = np.flatnonzero(np.isin(sequences, members))
         packed.append(
             _packed(
-                tree.part(np.arange(begin, end)),
-                sequences[inside] - begin,
+                tree.part(members),
+                np.searchsorted(members, sequences[inside]),
                 positions[inside],
                 targets[inside],
                 tokens[inside],
@@ -156,8 +158,9 @@ def pass_tokens(device: str, longest: float) -> float:
     return max(CUDA_TOKENS, longest) if device == "cuda" else max(PACKED_TOKENS, 2 * longest)
 
 
-def _divided(tree: PrefixTree, device: str) -> list[tuple[int, int]]:
-    """The sequences [begin, end) of each packed batch. A tree (sequences with a common prefix)
+def _divided(tree: PrefixTree, device: str, ranks: int) -> list[Ints]:
+    """The sequences of each packed batch, ascending. For several ranks they cost about as much as
+    each other (`even_packs`); for one they are neighbours. A tree (sequences with a common prefix)
     starts a new batch if it fits there whole, but not in this one. Otherwise a tree is divided
     where it costs too much for one batch, with the shared part in both."""
     keys = KEY_SHARE * tree.length
@@ -166,6 +169,8 @@ def _divided(tree: PrefixTree, device: str) -> list[tuple[int, int]]:
     )
     most = pass_tokens(device, float(alone.max()))
     roots = np.flatnonzero(tree.shared == 0)
+    if ranks > 1:
+        return even_packs(cost.tolist(), alone.tolist(), roots.tolist(), ranks, most)
     whole = dict(zip(roots.tolist(), np.add.reduceat(cost, roots).tolist(), strict=True))
     begins, used = [0], 0.0
     for sequence, (shared, adds) in enumerate(
@@ -176,7 +181,7 @@ def _divided(tree: PrefixTree, device: str) -> list[tuple[int, int]]:
             begins.append(sequence)
             used, adds = 0.0, float(alone[sequence])
         used += adds
-    return list(pairwise([*begins, len(tree.length)]))
+    return [np.arange(*each) for each in pairwise([*begins, len(tree.length)])]
 
 
 def _packed(

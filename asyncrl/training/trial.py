@@ -31,8 +31,8 @@ from asyncrl.training.forward import (
     may_share,
     use_passes,
 )
+from asyncrl.training.logit_changes import logit_changes
 from asyncrl.training.models import ModelError
-from asyncrl.training.output_layer import makes_the_logits
 from asyncrl.training.packing import pack
 
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
@@ -139,8 +139,8 @@ def try_passes(model: PreTrainedModel, tokens: int, computes: torch.dtype | None
             if distance <= coarse:
                 cuda = way == "packed" and model.device.type == "cuda"
                 attention = try_blocks(model, tokens) if cuda else ""
-                if makes_the_logits(model):
-                    make_logits_in_chunks(model)
+                if (changes := logit_changes(model)) is not None:
+                    make_logits_in_chunks(model, changes)
                 return Trial(way, distance, tuple(refused), attention)
             refused.append(f"{way} passes are {distance:.1g} nats off")
     raise ModelError(

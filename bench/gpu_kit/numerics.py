@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from asyncrl.config.schema import StalenessConfig
 from asyncrl.engines import canary as canary_text
-from asyncrl.training import forward
+from asyncrl.training import chunked_logits, forward
 from asyncrl.training.forward import attend_in_blocks, log_probabilities, shares, use_passes
 from asyncrl.training.learner import Learner
 from asyncrl.training.packing import pack
@@ -82,7 +82,7 @@ def _gradient(model: PreTrainedModel) -> Tensor:
 @contextmanager
 def _way(model: PreTrainedModel, way: str) -> Iterator[None]:
     """Have the model's passes computed in this way meanwhile."""
-    most = forward.LOGIT_BYTES
+    most = chunked_logits.LOGIT_BYTES
     match way:
         case "recomputed":
             recompute(model)
@@ -93,7 +93,7 @@ def _way(model: PreTrainedModel, way: str) -> Iterator[None]:
             use_passes(model, way)
         case "blocks":
             attend_in_blocks(model)
-    with patch.object(forward, "LOGIT_BYTES", most):
+    with patch.object(chunked_logits, "LOGIT_BYTES", most):
         yield
 
 

@@ -16,13 +16,16 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
 
 from asyncrl.actors.preloaded import MODULES
-from asyncrl.training import packing
+from asyncrl.training import chunked_logits, packing
 from asyncrl.training.ranks.rank_group import open_ranks
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
 SMALL_PACKS = 24.0
 """Tokens of a packed batch, so that a few rollouts are several."""
+SMALL_LOGITS = 3 * 23 * 4
+"""Bytes of a chunk of logits, where a model makes them in chunks: a few tokens of a small
+vocabulary."""
 
 FORKS = multiprocessing.get_context("forkserver")
 """Makes processes in the time of a fork."""
@@ -76,7 +79,7 @@ def _rank(
 ) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    packing.PACKED_TOKENS = SMALL_PACKS
+    packing.PACKED_TOKENS, chunked_logits.LOGIT_BYTES = SMALL_PACKS, SMALL_LOGITS
     with open_ranks("cpu", FileStore(store, size), index, size, patience_s=PATIENCE_S) as mesh:
         made = make(mesh)
         with suppress(EOFError):  # the end

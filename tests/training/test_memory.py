@@ -95,6 +95,17 @@ def test_padded_rows_are_predicted_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.explore
+def test_small_moments_are_predicted_too(tmp_path: Path) -> None:
+    """And nothing of a weight's size beside them in a step."""
+    plain = predict(config_of(tmp_path))
+    for optimizer, share in (("adamw_bf16", 2), ("adamw8bit", 3)):
+        config = config_of(tmp_path, f"train.optimizer={optimizer}")
+        found = predict(config)
+        assert found == measured(config)
+        assert found.optimizer < 1.1 * plain.optimizer / share
+
+
+@pytest.mark.explore
 def test_layers_that_are_computed_again_keep_less(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     less = config_of(tmp_path, "train.recompute_activations=true")
@@ -102,13 +113,14 @@ def test_layers_that_are_computed_again_keep_less(tmp_path: Path) -> None:
 
 
 @pytest.mark.explore
-def test_logits_that_something_is_done_to_are_whole(tmp_path: Path) -> None:
+def test_capped_logits_are_in_chunks_too(tmp_path: Path) -> None:
     """Of two models of the same sizes, in chunks of few tokens."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("asyncrl.training.forward.LOGIT_BYTES", 16 * 4 * VOCABULARY)
-        chunked = predict(config_of(tmp_path))
+        patch.setattr("asyncrl.training.chunked_logits.LOGIT_BYTES", 16 * 4 * VOCABULARY)
+        plain = predict(config_of(tmp_path))
         capped = predict(config_of(tmp_path, model=Gemma2Config(**SIZES)))
-    assert chunked.logits <= 4 * 16 * 4 * VOCABULARY < 48 * 3 * VOCABULARY * 4 <= capped.logits
+    assert plain.logits <= 3 * 16 * 4 * VOCABULARY
+    assert plain.logits <= capped.logits <= 5 * 16 * 4 * VOCABULARY < 48 * 3 * VOCABULARY * 4
 
 
 @pytest.mark.explore

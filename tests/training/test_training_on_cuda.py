@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from asyncrl.actors import trainer_process
 from asyncrl.config import load
 from asyncrl.config.schema import StalenessConfig
-from asyncrl.training import forward
+from asyncrl.training import chunked_logits, forward
 from asyncrl.training.checkpoint_io import take
 from asyncrl.training.forward import falls_back
 from asyncrl.training.learner import Learner
@@ -55,7 +55,7 @@ def test_a_step_is_that_of_the_host(
     for model in (plain, ours):
         if way == "chunked":
             forward.make_logits_in_chunks(model)
-            monkeypatch.setattr(forward, "LOGIT_BYTES", 16 * 4 * TINY.vocabulary)
+            monkeypatch.setattr(chunked_logits, "LOGIT_BYTES", 16 * 4 * TINY.vocabulary)
         elif way in ("padded", "alone"):
             forward.use_passes(model, way)
         one = learner(model, recompute=way == "recomputed")

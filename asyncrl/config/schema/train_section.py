@@ -262,6 +262,15 @@ class TrainConfig(Section, frozen=True):
             )
         ),
     ] = "auto"
+    optimizer: Annotated[
+        Literal["adamw", "adamw_bf16", "adamw8bit"],
+        Meta(
+            description=(
+                "AdamW with moments in float32 (8 bytes of a parameter), in bfloat16 (4) or in "
+                "blocks of 8 bits (2)"
+            )
+        ),
+    ] = "adamw"
     lr: Annotated[float, BASIC, Meta(gt=0, description="AdamW's learning rate after warm-up")] = (
         3e-4
     )

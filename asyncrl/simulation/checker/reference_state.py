@@ -246,7 +246,7 @@ class ReferenceState:
                     right = (reward if score is None else score) == 1.0
                     if right:
                         seen.group.solved.add(seen.id)
-                    if seen.group.event.split == "train":
+                    if seen.group.event.split == "train" and seen.own:
                         self.pruning.judge(seen, right)
                 self._visited(groups.values())
             case e.Taken():

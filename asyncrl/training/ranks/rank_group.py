@@ -103,7 +103,7 @@ class RankGroup:
 
     def sharded(self, tensor: Tensor | StoredRows, like: Tensor) -> Tensor:
         """This rank's shard of a whole tensor, or of a stored one, on the device of `like` and
-        divided as that is."""
+        divided as that is; its rows are as many."""
         if not isinstance(like, DTensor):
             return whole_of(tensor).to(like.device)
         if not isinstance(tensor, Tensor):
@@ -113,8 +113,8 @@ class RankGroup:
                 like.device_mesh,
                 like.placements,
                 run_check=False,
-                shape=like.shape,
-                stride=like.stride(),
+                shape=tensor.shape,
+                stride=torch.empty(tensor.shape, device="meta").stride(),
             )
         tensor = tensor.to(like.device)
         # every rank has the whole: nothing need be sent

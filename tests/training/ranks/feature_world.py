@@ -30,6 +30,7 @@ from asyncrl.training.adapters import (
 )
 from asyncrl.training.checkpoint_index import checkpoint_path
 from asyncrl.training.checkpoint_io import restore, save
+from asyncrl.training.forward import make_logits_in_chunks
 from asyncrl.training.frozen_policy import FrozenPolicy, policy_like
 from asyncrl.training.kl_terms import KlTerm, KlTerms
 from asyncrl.training.learner import Learner
@@ -169,6 +170,8 @@ def model_of(case: Case, path: Path | None = None) -> PreTrainedModel:
     if lora:
         torch.manual_seed(9)
         add_adapters(model, LORA)
+    if case.supervised == "yes":
+        make_logits_in_chunks(model)
     return model
 
 

@@ -19,9 +19,9 @@ from feature_world import (
     last_steps,
     pairwise,
 )
-from rank_world import SMALL_PACKS, ranks
+from rank_world import SMALL_LOGITS, SMALL_PACKS, ranks
 
-from asyncrl.training import packing
+from asyncrl.training import chunked_logits, packing
 from asyncrl.training.ranks.rank import ALONE
 
 CASES = pairwise(seed=1)
@@ -38,6 +38,7 @@ def test_all_features_are_those_of_one_rank(
     cases: list[Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "PACKED_TOKENS", SMALL_PACKS)
+    monkeypatch.setattr(chunked_logits, "LOGIT_BYTES", SMALL_LOGITS)
     with ranks(tmp_path / "store", RANKS, Meshes) as each:
         every = each(partial(Meshes.findings, cases=cases, folder=tmp_path / "several"))
     for number, case in enumerate(cases):

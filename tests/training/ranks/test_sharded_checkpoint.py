@@ -7,6 +7,7 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -34,6 +35,12 @@ TRAIN = TrainConfig(
 Weights = dict[str, NDArray[np.float32]]
 
 
+def trained(dtype: torch.dtype) -> TrainConfig:
+    """Settings for a model of this type: one of bfloat16 has moments of 8 bits."""
+    of_bits = msgspec.structs.replace(TRAIN, optimizer="adamw8bit")
+    return TRAIN if dtype == torch.float32 else of_bits
+
+
 def two_steps(
     mesh: DeviceMesh | None, run: Path, tokenizer: Path, dtype: torch.dtype, start: Path | None
 ) -> Weights:
@@ -45,7 +52,7 @@ def two_steps(
     else:
         model = build("qwen3", dtype) if start is None else load_model(start, dtype)
         rank = shard(model, mesh) if mesh else ALONE
-    learner = Learner(model, TRAIN, StalenessConfig(), 1.0, rank=rank)
+    learner = Learner(model, trained(dtype), StalenessConfig(), 1.0, rank=rank)
     if start is not None:
         restore(start, learner)
     return steps_and_weights(learner, run, tokenizer)
@@ -82,7 +89,7 @@ def test_four_ranks_then_two_then_one_are_one(
     one, expected = tmp_path / "one", Weights()
     for start in (None, one / "checkpoints/step-000002", one / "checkpoints/step-000004"):
         expected = two_steps(None, one, tokenizer, dtype, start)
-    to = 1e-5 if dtype == torch.float32 else 2e-2
+    to = 1e-5 if dtype == torch.float32 else 3e-2  # of at most 6e-2
     for name, array in expected.items():
         assert np.abs(found[name] - array).max() <= to, name
 
@@ -120,7 +127,7 @@ def _two_steps_given(
     dist.barrier()
     model, weights = opened_by_rank(path, dtype, index, cpu, given=True)
     rank = shard(model, mesh, weights, writes=index == 0)
-    learner = Learner(model, TRAIN, StalenessConfig(), 1.0, rank=rank)
+    learner = Learner(model, trained(dtype), StalenessConfig(), 1.0, rank=rank)
     state = share_state(None if index else read_state(start), cpu)
     assert state is not None
     restore_state(state, learner)
