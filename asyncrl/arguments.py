@@ -292,6 +292,12 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="recommend engines to trainers, depth, over-provisioning and unit",
     )
+    sizing.add_argument(
+        "--exact",
+        action="store_true",
+        help="simulate every step of these hours, of the whole cluster (default: as many as make "
+        "the mean known, in seconds)",
+    )
     trial.add_argument("--jobs", type=_positive, metavar="N", help="processes (default 1)")
     trial.add_argument(
         "--agents", action="store_true", help="only runs whose rollouts are agents' episodes"
