@@ -281,8 +281,9 @@ def parser() -> argparse.ArgumentParser:
     sizing.add_argument(
         "--models",
         type=Path,
-        metavar="FILE.toml",
-        help="models of engine, lengths, trainer, network (default: models.toml beside run.toml)",
+        metavar="FILE.toml|PRESET",
+        help="models of engine, lengths, trainer, network, or a preset such as h100-8b (default: "
+        "models.toml beside run.toml)",
     )
     sizing.add_argument(
         "--price", type=_more_than_0, metavar="X", help="of a device for an hour, to show the cost"

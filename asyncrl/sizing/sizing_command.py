@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import signal
 import sys
 import time
@@ -13,13 +14,14 @@ from typing import NamedTuple, TextIO
 
 import msgspec
 
-from asyncrl.config import Config
+from asyncrl.config import Config, ConfigError
 from asyncrl.config.paths import exists, refuse_as_output
 from asyncrl.runtime.run_dir import CLUSTER_MODELS
 from asyncrl.sizing.calibrate import calibrate
-from asyncrl.sizing.cluster_models import read_models, write_models
+from asyncrl.sizing.cluster_models import ClusterModel, read_models, write_models
 from asyncrl.sizing.effort import QUICK, WHOLE
 from asyncrl.sizing.forecast import ASSUMED, Cluster, Forecast, forecast
+from asyncrl.sizing.presets import PRESETS, preset
 from asyncrl.sizing.recommendation import Recommendation, Tried, recommend
 
 QUIET_S = 2.0
@@ -52,7 +54,7 @@ def size(
 ) -> Sized:
     """Forecast a run, or search for a better one; with `exact` simulate all of it. Raises
     ConfigError."""
-    cluster_models = read_models(models)
+    cluster_models, origin = models_of(models, config)
     cluster = Cluster(
         engines or config.rollout.actors, trainers or max(1, config.train.ranks), price
     )
@@ -72,8 +74,26 @@ def size(
             halted=halted,
         )
     progress.clear()
-    rows = [*forecast_rows(result), *(("left out", text) for text in ASSUMED)]
+    rows = [*forecast_rows(result), ("models", origin), *(("left out", text) for text in ASSUMED)]
     return Sized(_json(result), rows, result.whole)
+
+
+def models_of(named: Path, config: Config) -> tuple[ClusterModel, str]:
+    """The models in a file, or of the preset of that name where there is no such file, and words on
+    their origin. Raises ConfigError."""
+    if exists(named) or len(named.parts) > 1 or named.suffix == ".toml":
+        return read_models(named), str(named)
+    name = str(named).lower()
+    if name not in PRESETS:
+        near = difflib.get_close_matches(name, PRESETS, 1)
+        meant = f"did you mean {near[0]}" if near else f"the presets are {', '.join(PRESETS)}"
+        raise ConfigError(f"--models {named}: there is no such file, and no such preset; {meant}?")
+    cluster_models = preset(name, config)
+    return cluster_models, (
+        f"preset {name}: published and derived numbers, within about a third of published runs; "
+        f"assumed are responses of {cluster_models.length.mean:,.0f} tokens in the mean, and "
+        f"{cluster_models.verdict.accepted:.0%} of groups whose rewards differ"
+    )
 
 
 def _json(result: Forecast | Recommendation) -> str:
