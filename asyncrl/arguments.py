@@ -186,7 +186,14 @@ def parser() -> argparse.ArgumentParser:
     supervised.add_argument(
         "--check", action="store_true", help="count rows, tokens and steps, and start nothing"
     )
-    add("check", CHECK, SOURCES)
+    tested = add("check", CHECK, SOURCES)
+    tested.add_argument(
+        "--machine",
+        type=Path,
+        metavar="FILE.toml",
+        help="check GPUs and memory of the machines that this file describes (gpus, gpu or gpu_gb, "
+        "machines, memory_gb), in place of this one",
+    )
     tried = add("play", PLAY, PLAYED)
     tried.add_argument(
         "--split", choices=("train", "evaluation"), default="train", help="of this split"

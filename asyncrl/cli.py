@@ -154,6 +154,13 @@ def _check(args: argparse.Namespace) -> int:
     from asyncrl.library.train import checked
 
     console, config = Console(), _loaded(args, None)
+    if args.machine is not None:
+        from asyncrl.explain.display import show_rows
+        from asyncrl.launch.other_machine import read_machine, rows_for
+
+        show_rows(rows_for(config, read_machine(args.machine)), console)
+        console.print("GPUs and memory suffice. What is tried on the machine itself was not.")
+        return 0
     checked(config, None, console, _models(args, None), architecture=True)
     console.print("This configuration can run.")
     return 0

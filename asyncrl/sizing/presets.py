@@ -16,6 +16,7 @@ import math
 from dataclasses import dataclass
 
 from asyncrl.config import Config
+from asyncrl.config.devices import DEVICES, MEMORY, DevicePreset
 from asyncrl.sizing.cluster_models import (
     ClusterModel,
     EngineModel,
@@ -32,8 +33,6 @@ doubling of an engine's devices. Derived: with them 256 slots of Llama-3.1-8B at
 (https://www.morphllm.com/vllm-benchmarks)."""
 PREFILL = 0.4
 """Share of the FLOPs that reading a prompt gets. Derived: as training."""
-MEMORY = 0.9
-"""Share of a device's memory for weights and cache, as vLLM's `--gpu-memory-utilization`."""
 ROOM = 1.4
 """Memory of an engine over that of its weights, at least."""
 SLOTS = (1, 8, 32, 64, 128, 256, 512, 1024)
@@ -44,21 +43,10 @@ LENGTH = 1 / 3
 
 
 @dataclass(frozen=True)
-class DevicePreset:
-    """A device: TB/s and GB of its memory, its dense bfloat16 TFLOP/s, and those of training a
-    dense model."""
-
-    bandwidth: float
-    memory: float
-    tflops: float
-    trains: float
-
-
-@dataclass(frozen=True)
 class ModelPreset:
     """A model: billions of parameters, and of those that a token uses; bytes of cache of a token;
-    `experts` of a layer and those of a token (0: dense). `trained` are tokens a second of a device
-    in a published run, by device."""
+    `experts` of a layer and those of a token (0: dense). `trained` are tokens a second of a device,
+    by device, where its FLOPs do not say them."""
 
     parameters: float
     active: float
@@ -67,20 +55,6 @@ class ModelPreset:
     used: int = 0
     trained: dict[str, float] | None = None
 
-
-DEVICES = {
-    "h100": DevicePreset(3.35, 80, 989, 396),
-    "h200": DevicePreset(4.8, 141, 989, 396),
-    "b200": DevicePreset(8.0, 180, 2250, 839),
-    "mi300x": DevicePreset(5.3, 192, 1307, 291),
-}
-"""H200, B200: https://github.com/stas00/ml-engineering (insights/when-to-upgrade-gpus). MI300X:
-https://github.com/alpharomercoma/MI300X-vs-H200 (METHODOLOGY.md). H100: 3.35 TB/s, 989 TFLOP/s, as
-in https://huggingface.co/datasets/devidasmishra/ai-inference-hardware-economics-2026. Training:
-H100 derived, 0.4 of the FLOPs; H200 as H100; B200 2.12 times as fast, as Llama 3 8B by
-Megatron-Bridge (30,624 tokens/s for 14,451, FP8,
-https://github.com/NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary.md); MI300X 1.36 times
-slower than H200 (8B, BF16: 1.32 to 1.40, MI300X-vs-H200/REPORT.md)."""
 
 MODELS = {
     "1.5b": ModelPreset(1.54, 1.54, 28_672),
@@ -92,12 +66,13 @@ MODELS = {
         98_304,
         128,
         8,
-        {"h100": 5275.0, "h200": 5275.0, "b200": 9299.0, "mi300x": 5275.0 / 1.36},
+        {"h100": 3600.0, "h200": 3600.0, "b200": 6350.0, "mi300x": 2650.0},
     ),
 }
 """Sizes as in the models' own config.json: Qwen2.5-1.5B (28 layers, 2 heads of 128), Llama-3.1-8B
-(32, 8), Qwen3-32B (64, 8), Qwen3-30B-A3B (48, 4). Training of 30B-A3B: Megatron-Bridge
-(docs/performance-summary.md), 16 H100 and 8 B200, FP8; H200 as H100, MI300X derived as above."""
+(32, 8), Qwen3-32B (64, 8), Qwen3-30B-A3B (48, 4). Training of 30B-A3B: H100
+fitted to one published row (NeMo-RL 0.8, one step off: 152 s); H200 as H100; B200 1.76 times as
+fast (Megatron-Bridge, 9,299 tokens/s for 5,275, FP8); MI300X derived as for dense models."""
 
 PRESETS = tuple(f"{device}-{model}" for device in DEVICES for model in MODELS)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config import ConfigError, load
-from asyncrl.sizing.presets import DEVICES, MODELS, PRESETS, engine_of, preset
+from asyncrl.config.devices import DEVICES
+from asyncrl.sizing.presets import MODELS, PRESETS, engine_of, preset
 from asyncrl.sizing.sizing_command import models_of
 
 CONFIG = load(
