@@ -57,7 +57,7 @@ class Effort(msgspec.Struct, frozen=True):
     chunks: int = 1
 
 
-QUICK = Effort(units=120_000, within=0.01)
+QUICK = Effort(units=100_000, within=0.01)
 WHOLE = Effort(units=2**62, within=0.0, step_s=math.inf, beats=0, chunks=16)
 """All steps of all hours, of the whole cluster, and every second of it."""
 

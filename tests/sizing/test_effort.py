@@ -8,10 +8,15 @@ import math
 import os
 import random
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from asyncrl.config import Config, ConfigError
+from asyncrl import cli
+from asyncrl.config import Config, ConfigError, write
+from asyncrl.sizing import sizing_command
 from asyncrl.sizing.cluster_models import (
     ClusterModel,
     EngineModel,
@@ -68,11 +73,22 @@ def test_a_quick_forecast_agrees_with_the_whole_one() -> None:
     assert quick.cost == pytest.approx(2 * quick.device_hours) and max(done, default=0) <= 1
 
 
-def test_what_was_simulated_until_the_user_ended_it_is_a_forecast() -> None:
+def test_what_was_simulated_until_the_user_ended_it_is_a_forecast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It says that it is not whole; ended at once, there is nothing to say."""
-    asked = iter(range(10**6))
-    found = forecast(run_of(4), MODELS, Cluster(2, 1), 9.0, halted=lambda: next(asked) > 150)
-    assert not found.whole and found.steps >= 2 and found.hours < 9.0
+    toml, asked = tmp_path / "run.toml", iter(range(10**6))
+    write(run_of(4), toml)
+
+    @contextmanager
+    def soon() -> Iterator[Callable[[], bool]]:
+        yield lambda: next(asked) > 150
+
+    monkeypatch.setattr(sizing_command, "halting", soon)
+    argv = ["simulate", str(toml), "--models", "h100-1.5b", "--engines", "2", "--hours", "9"]
+    assert cli.main([*argv, "--price", "2"]) == cli.INTERRUPTED
+    said = capsys.readouterr().out
+    assert "ended by Ctrl-C" in said and "preset h100-1.5b" in said and "device-hours, " in said
     with pytest.raises(ConfigError, match="let it go on"):
         forecast(run_of(4), MODELS, Cluster(2, 1), 1.0, halted=lambda: True)
 
