@@ -31,7 +31,7 @@ def test_a_preset_obeys_its_device_and_its_model(name: str) -> None:
     held = 1e-9 * engine.kv_tokens * model.cache + 2 * model.parameters
     assert 0.5 * device.memory < held / engine.devices < device.memory
     trained_flops = 6e-3 * model.active / models.trainer.token_us * 1e6
-    assert 0.05 < trained_flops / device.tflops < 0.5
+    assert 0.03 < trained_flops / device.tflops < 0.5
     assert models.length.mean == 1000
 
 
