@@ -186,7 +186,14 @@ def parser() -> argparse.ArgumentParser:
     supervised.add_argument(
         "--check", action="store_true", help="count rows, tokens and steps, and start nothing"
     )
-    add("check", CHECK, SOURCES)
+    tested = add("check", CHECK, SOURCES)
+    tested.add_argument(
+        "--machine",
+        type=Path,
+        metavar="FILE.toml",
+        help="check GPUs and memory of the machines that this file describes (gpus, gpu or gpu_gb, "
+        "machines, memory_gb), in place of this one",
+    )
     tried = add("play", PLAY, PLAYED)
     tried.add_argument(
         "--split", choices=("train", "evaluation"), default="train", help="of this split"
@@ -281,8 +288,9 @@ def parser() -> argparse.ArgumentParser:
     sizing.add_argument(
         "--models",
         type=Path,
-        metavar="FILE.toml",
-        help="models of engine, lengths, trainer, network (default: models.toml beside run.toml)",
+        metavar="FILE.toml|PRESET",
+        help="models of engine, lengths, trainer, network, or a preset such as h100-8b (default: "
+        "models.toml beside run.toml)",
     )
     sizing.add_argument(
         "--price", type=_more_than_0, metavar="X", help="of a device for an hour, to show the cost"
@@ -291,6 +299,12 @@ def parser() -> argparse.ArgumentParser:
         "--search",
         action="store_true",
         help="recommend engines to trainers, depth, over-provisioning and unit",
+    )
+    sizing.add_argument(
+        "--exact",
+        action="store_true",
+        help="simulate every step of these hours, of the whole cluster (default: as many as make "
+        "the mean known, in seconds)",
     )
     trial.add_argument("--jobs", type=_positive, metavar="N", help="processes (default 1)")
     trial.add_argument(

@@ -90,7 +90,7 @@ def _simulate(args: argparse.Namespace) -> int:
     from asyncrl.sizing.scale_command import cluster
 
     of_faults = args.seed, args.seeds, args.jobs, args.agents or None
-    of_run = args.trainers, args.models, args.price, args.search or None, args.sets or None
+    of_run = args.trainers, args.models, args.price, args.sets or None, args.search, args.exact
     if args.config is not None:
         if any(option is not None for option in of_faults):
             raise ConfigError(
@@ -98,10 +98,10 @@ def _simulate(args: argparse.Namespace) -> int:
                 "run.toml."
             )
         return _forecast(args)
-    if any(option is not None for option in of_run):
+    if any(option is not None and option is not False for option in of_run):
         raise ConfigError(
-            "simulate: --trainers, --models, --price, --search and --set forecast a run; name its "
-            "run.toml first."
+            "simulate: --trainers, --models, --price, --search, --exact and --set forecast a run; "
+            "name its run.toml first."
         )
     if args.engines is not None:
         return cluster(args.engines, 3600.0 * args.hours, agents=args.agents)
@@ -120,7 +120,7 @@ def _forecast(args: argparse.Namespace) -> int:
     from asyncrl.runtime.run_dir import CLUSTER_MODELS
     from asyncrl.sizing.sizing_command import size
 
-    json, rows = size(
+    sized = size(
         configuration.load(args.config, args.sets, os.environ),
         args.models or args.config.parent / CLUSTER_MODELS,
         args.engines,
@@ -128,14 +128,15 @@ def _forecast(args: argparse.Namespace) -> int:
         args.hours,
         price=args.price,
         search=args.search,
+        exact=args.exact,
     )
     output = Output(sys.stdout)  # its reader may leave before the end
     if args.json:
-        print(json, file=output)
+        print(sized.json, file=output)
     else:
-        show_rows(rows, Console(file=output))  # type: ignore[arg-type]
+        show_rows(sized.rows, Console(file=output))  # type: ignore[arg-type]
     output.flush()
-    return 0
+    return 0 if sized.whole else INTERRUPTED
 
 
 def _calibrate(args: argparse.Namespace) -> int:
@@ -153,6 +154,13 @@ def _check(args: argparse.Namespace) -> int:
     from asyncrl.library.train import checked
 
     console, config = Console(), _loaded(args, None)
+    if args.machine is not None:
+        from asyncrl.explain.display import show_rows
+        from asyncrl.launch.other_machine import read_machine, rows_for
+
+        show_rows(rows_for(config, read_machine(args.machine)), console)
+        console.print("GPUs and memory suffice. What is tried on the machine itself was not.")
+        return 0
     checked(config, None, console, _models(args, None), architecture=True)
     console.print("This configuration can run.")
     return 0

@@ -80,6 +80,29 @@ def read(path: Path) -> Config:
     return load(path, (), {})
 
 
+def read_numbers(path: Path) -> Config:
+    """Return the configuration in a run.toml for its numbers: settings that may name code have
+    their defaults, and nothing is imported. If other settings contradict these, only numbers are
+    read. Raises ConfigError."""
+    settings = [
+        setting
+        for setting in settings_in(path)
+        if (field := FIELDS.get(".".join(setting.path[:2]))) is None or not field.is_code
+    ]
+    try:
+        return _of(settings)
+    except ContradictionError:
+        return _of([setting for setting in settings if isinstance(setting.value, int | float)])
+
+
+def _of(settings: Sequence[Setting]) -> Config:
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for setting in settings:
+        _put(setting, values, sources)
+    return _build(values, sources)
+
+
 def write(config: Config, path: Path) -> None:
     """Write every setting to a run.toml, each with its meaning as a comment. The file appears
     whole or not at all. Files of code in its folder are named from there."""

@@ -20,7 +20,7 @@ import msgspec
 from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.errors import usable
-from asyncrl.config.load import settings_in
+from asyncrl.config.load import read_numbers, settings_in
 from asyncrl.config.paths import exists, is_file, is_folder
 from asyncrl.explain import curve, run_start, run_status, summary
 from asyncrl.explain.curve import Point
@@ -91,6 +91,12 @@ class RunFiles:
     def config(self) -> Config:
         """The settings, checked: modules that they name are imported."""
         return configuration.read(self.path / RUN_TOML)
+
+    @property
+    def numbers(self) -> Config:
+        """The settings for their numbers, without the user's modules: what names code is as by
+        default."""
+        return read_numbers(self.path / RUN_TOML)
 
     @cached_property
     def settings(self) -> dict[str, Any]:

@@ -31,15 +31,18 @@ NO_QUESTION = 16
 """A trainer fits without a prediction if this many times its bound would fit."""
 
 
-def memory_rows(config: Config) -> list[Row]:
+def memory_rows(config: Config, has: int | None = None) -> list[Row]:
     """Rows of the table printed first, about the memory of a given model's trainer; none for the
     bundled model, which is small. All ranks need the same: on GPUs each has one, and on processors
-    they share this machine. Raises ConfigError if that is too much: more than the GPU has, or on a
-    processor, for what is kept all the time, more than this machine has."""
+    they share this machine, unless another one is meant: its GPU, or on processors itself, `has` so
+    many bytes. Raises ConfigError if that is too much: more than the GPU has, or on a processor,
+    for what is kept all the time, more than this machine has."""
     if not config.model.path:
         return []
     ranks, on_gpu = ranks_of(config.train), config.train.device == "cuda"
-    limit = max(0, gpu_bytes() - DRIVER_BYTES) if on_gpu else memory_bytes() // ranks_here(config)
+    if has is None:
+        has = gpu_bytes() if on_gpu else memory_bytes()
+    limit = max(0, has - DRIVER_BYTES) if on_gpu else has // ranks_here(config)
     who = "the trainer" if ranks == 1 else f"each of the trainer's {ranks} ranks"
     device = "its GPU" if on_gpu else "this machine"
     bound = model_bound(config)

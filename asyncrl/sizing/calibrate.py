@@ -9,7 +9,8 @@ a part that cannot be fitted from these files is reported, and no number is assu
                milliseconds in which each of them gets a token, with the reading of prompts
     network    means of the run's publications
 
-The first fifth of a run is left out: compilers and caches are cold in it.
+The first fifth of a run is left out: compilers and caches are cold in it. The user's modules are
+not imported.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def calibrate(runs: Sequence[Path]) -> Calibration:
 def _read(run: Path) -> tuple[Config, RunPace, WorkSeen, Summary | None]:
     """The settings of a run, its pace, its work, and its summary if it has one."""
     files = RunFiles(run)
-    config, own_pace = files.config, pace(files)
+    config, own_pace = files.numbers, pace(files)
     with files.journal() as history:
         seen = work_seen(history.events(history.forgotten), own_pace.begin, own_pace.end)
     if len(seen.lengths) < 2:

@@ -5,11 +5,13 @@ coordinator.
 Parts that are not modelled are left out and listed (`ASSUMED`): evaluations, checkpoints, faults.
 
 A simulated token stands for `grain` real ones, so that long responses cost no more than short ones:
-lengths and budgets are divided by it, and the seconds of a token multiplied.
+lengths and budgets are divided by it, and the seconds of a token multiplied. What else is coarser
+than the run says `effort`.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,19 +21,25 @@ import trio
 from trio.testing import MockClock
 
 from asyncrl.config import Config, ConfigError
-from asyncrl.config.chunk_tokens import chunk_tokens
+from asyncrl.config.flow import max_lag
 from asyncrl.simulation.run import silence
 from asyncrl.simulation.task_order import replayable
-from asyncrl.sizing.cluster_models import ClusterModel, EngineModel, LengthModel
+from asyncrl.sizing.cluster_models import ClusterModel, EngineModel, LengthModel, NetworkModel
+from asyncrl.sizing.effort import (
+    QUICK,
+    Effort,
+    PrecisionStop,
+    beat_of,
+    beginning,
+    part_for,
+    spread,
+    tempo_of,
+)
 from asyncrl.sizing.meter import Measured, Meter
 from asyncrl.sizing.modelled import ModelledWorld, live, rare_collections
 
 LONGEST = 400
 """Simulated tokens of the longest response, about, if it has more."""
-CHUNKS = 16
-"""Chunks of the longest response."""
-BEGINNING = 0.2
-"""Share of the time that is not measured, in which slots and queue fill."""
 PROGRESS_S = 1.0
 """Seconds between two progress reports."""
 
@@ -59,7 +67,9 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     meanwhile, and of that of engines with nothing to decode; `busy_slots` is the share of all slots
     that decode, in the mean. `lag` are shares of the tokens that steps took, by lag; `waste`
     shares of the tokens with an outcome, by the reason for which they were not trained.
-    `device_hours` are of a thousand steps, and `cost` is theirs.
+    `device_hours` are of a thousand steps, and `cost` is theirs. `spread` is half of the interval
+    of 95 % of the mean step, as a share of it; None for too few steps. `part` is the divisor of the
+    cluster that was simulated, and `whole` is False if the user ended it.
     """
 
     engines: int
@@ -81,7 +91,10 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     device_hours: float
     cost: float | None
     grain: int
+    part: int
+    spread: float | None
     events: int
+    whole: bool
 
     @property
     def wasted(self) -> float:
@@ -110,8 +123,11 @@ def grain_of(config: Config) -> int:
     return max(1, config.rollout.max_new_tokens // LONGEST)
 
 
-def scaled(config: Config, models: ClusterModel, grain: int) -> tuple[Config, ClusterModel]:
-    """The same run, in which a token stands for `grain` tokens."""
+def scaled(
+    config: Config, models: ClusterModel, grain: int, tempo: float = 1.0, chunks: int = 1
+) -> tuple[Config, ClusterModel]:
+    """The same run, in which a token stands for `grain` tokens, and a second for `tempo`; the
+    longest response is streamed in `chunks`."""
     rollout, engine, train = config.rollout, config.engine, config.train
     longest = max(1, round(rollout.max_new_tokens / grain))
     prompt = -(-models.length.prompt // grain) + 8  # digits of a number, and some text
@@ -121,7 +137,7 @@ def scaled(config: Config, models: ClusterModel, grain: int) -> tuple[Config, Cl
         task=replace(config.task, eval_size=0, train_size=10**6, epochs=0),
         engine=replace(
             engine,
-            chunk_tokens=max(1, round(chunk_tokens(config) / grain), longest // CHUNKS),
+            chunk_tokens=-(-longest // chunks),
             context_tokens=longest + max(prompt, 16),
         ),
         rollout=replace(
@@ -148,8 +164,8 @@ def scaled(config: Config, models: ClusterModel, grain: int) -> tuple[Config, Cl
     return small, replace(
         models,
         engine=EngineModel(
-            decode_ms=[(slots, ms * grain) for slots, ms in engine_model.decode_ms],
-            prefill_tokens_per_s=engine_model.prefill_tokens_per_s / grain,
+            decode_ms=[(slots, ms * grain / tempo) for slots, ms in engine_model.decode_ms],
+            prefill_tokens_per_s=engine_model.prefill_tokens_per_s / grain * tempo,
             kv_tokens=-(-engine_model.kv_tokens // grain),
             devices=engine_model.devices,
         ),
@@ -159,7 +175,15 @@ def scaled(config: Config, models: ClusterModel, grain: int) -> tuple[Config, Cl
             quantiles=lengths.quantiles and [tokens / grain for tokens in lengths.quantiles],
             prompt=lengths.prompt // grain,
         ),
-        trainer=replace(models.trainer, token_us=models.trainer.token_us * grain),
+        trainer=replace(
+            models.trainer,
+            token_us=models.trainer.token_us * grain / tempo,
+            step_s=models.trainer.step_s / tempo,
+        ),
+        network=NetworkModel(
+            publication_s=models.network.send_s / tempo, swap_s=models.network.swap_s / tempo
+        ),
+        verdict=replace(models.verdict, seconds=models.verdict.seconds / tempo),
     )
 
 
@@ -171,12 +195,15 @@ def forecast(
     *,
     say: Callable[[float], object] = lambda share: None,
     grain: int | None = None,
-    part: int = 1,
+    part: int | None = None,
+    effort: Effort = QUICK,
+    halted: Callable[[], bool] = lambda: False,
 ) -> Forecast:
     """Run these settings on a cluster for `hours` virtual hours, or on a `part` of it, with a part
-    of each step. `say` is called about once a second of real time with the share of them that is
-    over. Raises ConfigError if nothing can be measured: for settings that are not modelled, a run
-    that ends, or fewer than two steps in that time."""
+    of each step (default: as small a part as the effort asks for). `say` is called about once a
+    second of real time with the share of the work that is done. Once `halted` is True, what was
+    simulated until then is the forecast. Raises ConfigError if nothing can be measured: for
+    settings that are not modelled, a run that ends, or fewer than two steps in that time."""
     refuse_unmodelled(config)
     if config.rollout.lent_actors >= cluster.engines:
         raise ConfigError(
@@ -184,82 +211,121 @@ def forecast(
             f"(--engines: {cluster.engines}) one at least needs devices of its own: lower it."
         )
     grain = grain or grain_of(config)
-    replace, train = msgspec.structs.replace, config.train
-    engines = max(1, round(cluster.engines / part))
-    lent = min(engines - 1, round(config.rollout.lent_actors * engines / cluster.engines))
-    own = replace(
-        config,
-        rollout=replace(config.rollout, actors=engines, lent_actors=lent),
-        train=replace(
-            train,
-            batch_groups=max(1, round(train.batch_groups * engines / cluster.engines)),
-            step_tokens=round(train.step_tokens * engines / cluster.engines),
-            micro_tokens=max(1, round(train.micro_tokens * engines / cluster.engines)),
-        ),
-    )
-    small, fitted = scaled(own, models, grain)
-    trainers = cluster.trainers * engines / cluster.engines
-    meter, reason = _lived(small, fitted, trainers, 3600.0 * hours, say)
+    part = part or part_for(config, cluster.engines, effort)
+    own = _part_of(config, cluster.engines, part)
+    trainers = cluster.trainers * own.rollout.actors / cluster.engines
+    tempo = tempo_of(own, models, own.rollout.actors, trainers, effort)
+    small, fitted = scaled(own, models, grain, tempo, effort.chunks)
+    stop = PrecisionStop(effort, max_lag(config))
+    meter = Meter(lambda: world.actor_seconds(), stop=stop.enough)
+    world = ModelledWorld(small, meter, fitted, trainers, beat_of(small, fitted, effort))
+    lived = _Lived(world, meter, stop, 3600.0 * hours / tempo)
+    reason = lived.run(say, halted)
     if meter.violation is not None:
         raise ConfigError(f"the modelled run broke a rule of the product: {meter.violation}.")
-    since = BEGINNING * 3600.0 * hours
-    begin = next((mark for mark in meter.marks if mark.at >= since), None)
-    if reason or begin is None or meter.marks[-1].version < begin.version + 2:
+    first = beginning(len(meter.marks), max_lag(config))
+    if reason or len(meter.marks) < first + 3:
         made = meter.marks[-1].version if meter.marks else 0
         why = f"the modelled run ended: {reason}" if reason else f"{made} steps were made in it"
+        more = "let it go on" if halted() else "give more hours, more engines or a smaller"
         raise ConfigError(
-            f"--hours {hours:g}: too little to measure ({why}); give more hours, more engines or "
-            "a smaller train.batch_groups."
+            f"--hours {hours:g}: too little to measure ({why}); {more}"
+            + ("." if halted() else " train.batch_groups.")
         )
-    measured = meter.measured(begin, meter.marks[-1])
-    return summed(measured, own, models, cluster, grain)
+    marks = meter.marks[first:]
+    measured = meter.measured(marks[0], marks[-1]).slower(tempo)
+    apart = spread([mark.at for mark in marks])
+    return summed(
+        measured,
+        own,
+        models,
+        cluster,
+        grain=grain,
+        part=part,
+        spread=apart if math.isfinite(apart) else None,
+        whole=not halted(),
+    )
 
 
-def _lived(
-    config: Config,
-    models: ClusterModel,
-    trainers: float,
-    seconds: float,
-    say: Callable[[float], object],
-) -> tuple[Meter, str]:
-    """The meter of a run after `seconds` virtual seconds, and the reason if it ended before."""
-    meter = Meter(lambda: world.actor_seconds())
-    world = ModelledWorld(config, meter, models, trainers)
+def _part_of(config: Config, engines: int, part: int) -> Config:
+    """The settings of a part of a cluster of `engines`, with as large a part of each step."""
+    replace, train = msgspec.structs.replace, config.train
+    own = max(1, round(engines / part))
+    share = own / engines
+    return replace(
+        config,
+        rollout=replace(
+            config.rollout,
+            actors=own,
+            lent_actors=min(own - 1, round(config.rollout.lent_actors * share)),
+        ),
+        reward=replace(config.reward, actors=max(1, round(config.reward.actors * share))),
+        staleness=replace(config.staleness, window=math.ceil(config.staleness.window * share)),
+        train=replace(
+            train,
+            batch_groups=max(1, round(train.batch_groups * share)),
+            replay_groups=round(train.replay_groups * share),
+            step_tokens=round(train.step_tokens * share),
+            micro_tokens=max(1, round(train.micro_tokens * share)),
+        ),
+    )
 
-    async def main() -> str:
-        with trio.move_on_after(seconds):
+
+class _Lived:
+    """A modelled run of at most `seconds` virtual seconds."""
+
+    def __init__(
+        self, world: ModelledWorld, meter: Meter, stop: PrecisionStop, seconds: float
+    ) -> None:
+        self._world, self._meter, self._stop, self._seconds = world, meter, stop, seconds
+
+    def run(self, say: Callable[[float], object], halted: Callable[[], bool]) -> str:
+        """Run it. Returns the reason of its end if it ended by itself."""
+        with replayable(self._world.seed), silence(), rare_collections():
+            return trio.run(
+                partial(self._run, say, halted),
+                clock=MockClock(autojump_threshold=0),
+                strict_exception_groups=True,
+            )
+
+    async def _run(self, say: Callable[[float], object], halted: Callable[[], bool]) -> str:
+        with trio.move_on_after(self._seconds):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_tell, seconds, say)
-                reason = await live(world, meter)
+                nursery.start_soon(self._tell, say, halted)
+                reason = await live(self._world, self._meter)
                 nursery.cancel_scope.cancel()
-            return reason
+            return "" if self._meter.enough else reason
         return ""
 
-    with replayable(config.run.seed), silence(), rare_collections():
-        reason = trio.run(
-            partial(main), clock=MockClock(autojump_threshold=0), strict_exception_groups=True
-        )
-    return meter, reason
-
-
-async def _tell(seconds: float, say: Callable[[float], object]) -> None:
-    """Report the progress of the virtual time."""
-    last = time.monotonic()
-    while True:
-        await trio.sleep(max(1.0, seconds / 1000))
-        if time.monotonic() - last > PROGRESS_S:
-            last = time.monotonic()
-            say(trio.current_time() / seconds)
+    async def _tell(self, say: Callable[[float], object], halted: Callable[[], bool]) -> None:
+        """Report the progress, and stop when the user asks for it."""
+        last = time.monotonic()
+        while True:
+            await trio.sleep(min(1.0, self._seconds / 1000))
+            if halted():
+                self._meter.end()
+            if time.monotonic() - last > PROGRESS_S:
+                last = time.monotonic()
+                done = trio.current_time() / self._seconds
+                say(max(done, self._stop.share(self._meter.units)))
 
 
 def summed(
-    measured: Measured, config: Config, models: ClusterModel, cluster: Cluster, grain: int
+    measured: Measured,
+    config: Config,
+    models: ClusterModel,
+    cluster: Cluster,
+    *,
+    grain: int,
+    part: int,
+    spread: float | None,
+    whole: bool,
 ) -> Forecast:
     """The forecast from a measurement with the engines of `config`."""
     engines = config.rollout.actors
-    engine_s, whole = engines * measured.seconds, cluster.engines / engines
+    engine_s, larger = engines * measured.seconds, cluster.engines / engines
     became = measured.trained + sum(measured.discarded.values())
-    of_engines = cluster.engines - config.rollout.lent_actors * whole
+    of_engines = cluster.engines - config.rollout.lent_actors * larger
     devices = of_engines * models.engine.devices + cluster.trainers
     device_hours = 1000 * measured.step_s * devices / 3600
     return Forecast(
@@ -277,12 +343,15 @@ def summed(
         lag_max=measured.largest_lag,
         lag=_shares(measured.arrived, sum(measured.arrived.values())),
         waste={why: count / became for why, count in sorted(measured.discarded.items()) if count},
-        generated_per_s=grain * whole * measured.generated / measured.seconds,
-        trained_per_s=grain * whole * measured.trained / measured.seconds,
+        generated_per_s=grain * larger * measured.generated / measured.seconds,
+        trained_per_s=grain * larger * measured.trained / measured.seconds,
         device_hours=device_hours,
         cost=None if cluster.price is None else device_hours * cluster.price,
         grain=grain,
+        part=part,
+        spread=spread,
         events=measured.events,
+        whole=whole,
     )
 
 

@@ -49,8 +49,9 @@ class LockstepEngine:
     version stops all slots for `swap_s` seconds, and, if it must `recompute` caches, while they are
     read again. `pause` stops them, too.
 
-    It streams every `chunk_tokens` decode steps, and at every finish, swap and interruption. `idle`
-    counts waits named `weights` and `requests`.
+    It streams every `chunk_tokens` decode steps, and at every finish, swap and interruption; with
+    `beat_s`, what is complete is streamed at the next multiple of these seconds, so that engines
+    stream together. `idle` counts waits named `weights` and `requests`.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class LockstepEngine:
         idle: Idle,
         swap_s: float = 0.0,
         recompute: bool = False,
+        beat_s: float = 0.0,
     ) -> None:
+        self._beat_s = beat_s
         self._length, self._decode_s, self._slots = length, cache(model.decode_s), slots
         self._prefill_token_s, self._kv_tokens = model.prefill_token_s, model.kv_tokens
         self._swap_s, self._recompute = swap_s, recompute
@@ -183,9 +186,11 @@ class LockstepEngine:
 
     async def _wait(self) -> None:
         if self._decoding:
-            with trio.move_on_at(
-                self._since + (self._due() - self._steps) * self._decode_s(len(self._decoding))
-            ):
+            pace = self._decode_s(len(self._decoding))
+            due_at = self._since + (self._due() - self._steps) * pace
+            if self._beat_s:
+                due_at = self._beat_s * math.ceil(due_at / self._beat_s - _ROUNDING)
+            with trio.move_on_at(due_at):
                 await self._news.wait()
         else:
             with self._idle("weights" if self._version is None else "requests"):

@@ -5,17 +5,20 @@ that it begins and ends in the same moment of a step; and the ledger balances.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
 from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.experience import events as e
-from asyncrl.messages import StatusUpdate
+from asyncrl.messages import Message, StatusUpdate
 from asyncrl.simulation.observer import WorldObserver
 from asyncrl.staleness.lag import rollout_lag, tokens_by_lag
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,18 @@ class Measured:
     heads: Mapping[int, int]
     events: int
     checks: int
+
+    def slower(self, tempo: float) -> Measured:
+        """The same measurement of a run in which everything takes `tempo` times as long."""
+        return replace(
+            self,
+            seconds=self.seconds * tempo,
+            trainer_idle_s=self.trainer_idle_s * tempo,
+            engines_idle_s=self.engines_idle_s * tempo,
+            busy_s=self.busy_s * tempo,
+            lent_s=self.lent_s * tempo,
+            rollout_s=self.rollout_s * tempo,
+        )
 
     @property
     def step_s(self) -> float:
@@ -160,12 +175,24 @@ class PublicationMark(NamedTuple):
 
 class Meter(LedgerChecker):
     """Measures between publications. `seconds` reads those of the actors. The run is stopped at the
-    publication of version `last`, if given."""
+    publication of version `last`, if given, or at the first at which `stop` says so, of the moments
+    of all publications and the `units` of work: events, and messages to the coordinator.
+    """
 
-    def __init__(self, seconds: Callable[[], ActorSeconds], last: int | None = None) -> None:
+    def __init__(
+        self,
+        seconds: Callable[[], ActorSeconds],
+        last: int | None = None,
+        *,
+        stop: Callable[[Sequence[float], int], bool] = lambda moments, units: False,
+    ) -> None:
         super().__init__()
-        self._seconds, self._last = seconds, last
+        self._seconds, self._last, self._enough = seconds, last, stop
         self.marks: list[PublicationMark] = []
+        self._moments: list[float] = []
+        self._heard = 0
+        self.enough = False
+        """True if it has stopped the run."""
         self._rollout_s = self._published = self._taken = 0.0
         self._arrived: dict[int, Counter[int]] = {}  # by step
         self._heads: dict[int, Counter[int]] = {}
@@ -191,9 +218,22 @@ class Meter(LedgerChecker):
                     event.version, *before, tokens.total, tokens.trained, Counter(tokens.discarded)
                 )
             )
-            if event.version == self._last:
-                self.check_live()
-                self.stop()
+            self._moments.append(now)
+            if event.version == self._last or self._enough(self._moments, self.units):
+                self.end()
+
+    def on_delivered(self, start: str, message: Message, buffers: Sequence[Buffer]) -> None:
+        self._heard += 1
+
+    @property
+    def units(self) -> int:
+        return self.count + self._heard
+
+    def end(self) -> None:
+        """Check what there is, and stop the run."""
+        self.check_live()
+        self.enough = True
+        self.stop()
 
     def check_live(self) -> None:
         """Check the ledger, and that it counts the live tokens."""

@@ -3,26 +3,30 @@ and their outcomes. Invariant: the coordinator, the actors and their links are t
 own; modelled are engines, and the seconds of the learner and the verifiers.
 
 The measurement is between the publication of one version and that of a later one, so the beginning
-of the run is not in it. The ledger is checked every second and at the end.
+of the run is not in it. The ledger is checked every second and at the end. Nothing is written down,
+because no life follows.
 """
 
 from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
 import msgspec
 import trio
 from trio.testing import MockClock
 
+from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.config import Config
 from asyncrl.config.chunk_tokens import chunk_tokens
 from asyncrl.config.lending import is_lent
 from asyncrl.engines.protocol import Engine
-from asyncrl.journal.disk import EventRows, Keep, Write
+from asyncrl.experience.events import AnyEvent
+from asyncrl.experience.experience import Experience
+from asyncrl.explain.run_status import JournalStatus
 from asyncrl.messages import Scored
 from asyncrl.simulation import policy
 from asyncrl.simulation.fake_learner import FakeLearner
@@ -31,7 +35,6 @@ from asyncrl.simulation.fakes import FakeTask, FakeVerifiers
 from asyncrl.simulation.observer import WorldObserver
 from asyncrl.simulation.run import silence
 from asyncrl.simulation.scripted_agents import ScriptedAgents
-from asyncrl.simulation.sim_disk import SimDisk
 from asyncrl.simulation.sim_process import SimProcess
 from asyncrl.simulation.task_order import replayable
 from asyncrl.simulation.world import LifeOutcome
@@ -42,6 +45,8 @@ from asyncrl.tasks.prompt import Prompt
 
 GROUPS, MEMBERS = 64, 8
 """Groups of a step, and members of a group."""
+BLOCK = 32
+"""Prompts of which exactly the modelled share passes the filter."""
 LIMIT_S = 1e7
 """Virtual seconds after which a run is stuck."""
 
@@ -82,21 +87,34 @@ def configured(engines: int, slots: int, longest: int, **sections: dict[str, obj
     )
 
 
-class NullDisk(SimDisk):
-    """A disk that forgets at once: nothing is resumed from it."""
+class UnwrittenLog:
+    """An event log that writes nothing: each event is durable at once, and only counted and told to
+    an observer."""
 
-    newest = 0
+    def __init__(self, observer: WorldObserver) -> None:
+        self._observer = observer
+        self.appended = 0
 
     @property
-    def last(self) -> int:
-        return self.newest
+    def durable(self) -> int:
+        return self.appended
 
-    def write(self, write: Write) -> None:
-        match write:
-            case EventRows(first, count):
-                self.newest = first + count - 1
-            case Keep(number):
-                self.newest = max(self.newest, number)
+    def append(self, event: AnyEvent) -> int:
+        self.appended += 1
+        self._observer.on_event(self.appended, event)
+        return self.appended
+
+    def keep(self, version: int, experience: Experience) -> int:
+        return self.appended
+
+    def compact(self, version: int) -> None:
+        """Do nothing: there is nothing to drop."""
+
+    async def room(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def flush(self) -> None:
+        await trio.lowlevel.checkpoint()
 
 
 @contextmanager
@@ -114,10 +132,15 @@ def rare_collections() -> Iterator[None]:
 class ModelledWorld(FakeWorld):
     """A world whose engines, lengths, learner, verifiers and network are those of `models`, with
     `trainers` devices that train. Its tokens are all alike. Engines that are lent the trainer's
-    cores (`rollout.lent_actors`) pause while it computes."""
+    cores (`rollout.lent_actors`) pause while it computes. `beat_s` is that of the engines."""
 
     def __init__(
-        self, config: Config, observer: WorldObserver, models: ClusterModel, trainers: float = 1.0
+        self,
+        config: Config,
+        observer: WorldObserver,
+        models: ClusterModel,
+        trainers: float = 1.0,
+        beat_s: float = 0.0,
     ) -> None:
         train, network = config.train, models.network
         speeds = Speeds(
@@ -127,14 +150,27 @@ class ModelledWorld(FakeWorld):
             send_s=network.send_s,
         )
         super().__init__(config.run.seed, config, observer, speeds)
-        self._models = models
+        self._models, self._beat_s = models, beat_s
         self._length = models.length.drawn(config.run.seed, config.rollout.max_new_tokens)
         self._drawn = random.Random(config.run.seed)
         self._passes: dict[int, bool] = {}
-        self.sim_disk, self.engine = NullDisk(), self._lockstep
+        self._block: list[bool] = []
+        self._carried = 0.5
+        self.engine = self._lockstep
         self._task = _LongPrompts(config, models.length.prompt)
         self._engines: dict[str, LockstepEngine] = {}
         self._lent: list[LockstepEngine] = []
+
+    @asynccontextmanager
+    async def open_store(self, process: SimProcess) -> AsyncIterator[EventStore]:
+        """An empty state, of which nothing is written down."""
+        self._broadcasts = {}
+        store = EventStore(Experience(), UnwrittenLog(self.observer))
+        self.observer.on_begin(store, 0, 0, 0)
+        yield store
+
+    def journal_status(self) -> JournalStatus:
+        return JournalStatus()
 
     def _lockstep(self, process: SimProcess) -> Engine:
         config = self.config
@@ -148,6 +184,7 @@ class ModelledWorld(FakeWorld):
             idle=process.waits.idle_for,
             swap_s=self._models.network.swap_s,
             recompute=config.engine.kv == "recompute",
+            beat_s=self._beat_s,
         )
         if is_lent(config, process.index):
             self._lent.append(engine)
@@ -172,11 +209,20 @@ class ModelledWorld(FakeWorld):
         """The verdict on an answer: 0 and 1 by turns for a prompt that should pass the filter, and
         0 for others."""
         if prompt_index not in self._passes:
-            share = self._models.verdict.share(self.config.rollout.group_size)
-            self._passes[prompt_index] = self._drawn.random() < share
+            self._passes[prompt_index] = self._passing()
             self._right = False
         self._right = not self._right
         return Scored(float(self._right and self._passes[prompt_index]))
+
+    def _passing(self) -> bool:
+        """True if the next new prompt passes the filter. In each BLOCK of prompts the share is that
+        of the models, in random order: chance in the long run would only blur the means."""
+        if not self._block:
+            self._carried += BLOCK * self._models.verdict.share(self.config.rollout.group_size)
+            passing, self._carried = int(self._carried), self._carried % 1.0
+            self._block = [True] * passing + [False] * (BLOCK - passing)
+            self._drawn.shuffle(self._block)
+        return self._block.pop()
 
     def actor_seconds(self) -> ActorSeconds:
         """The seconds of actors so far."""

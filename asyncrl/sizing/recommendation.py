@@ -94,7 +94,7 @@ def recommend(
             say(_named(candidate, whole))
             changed = with_settings(config, candidate.settings)
             size = Cluster(candidate.engines, candidate.trainers, cluster.price)
-            result = forecast(changed, models, size, hours, part=1 if whole else part)
+            result = forecast(changed, models, size, hours, part=None if whole else part)
             tried[key] = Tried(candidate, result)
         return tried[key]
 

@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+import difflib
+import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import NamedTuple, TextIO
 
 import msgspec
 
-from asyncrl.config import Config
+from asyncrl.config import Config, ConfigError
 from asyncrl.config.paths import exists, refuse_as_output
 from asyncrl.runtime.run_dir import CLUSTER_MODELS
 from asyncrl.sizing.calibrate import calibrate
-from asyncrl.sizing.cluster_models import read_models, write_models
+from asyncrl.sizing.cluster_models import ClusterModel, read_models, write_models
+from asyncrl.sizing.effort import QUICK, WHOLE
 from asyncrl.sizing.forecast import ASSUMED, Cluster, Forecast, forecast
+from asyncrl.sizing.presets import PRESETS, preset
 from asyncrl.sizing.recommendation import Recommendation, Tried, recommend
 
 QUIET_S = 2.0
 """Seconds of work before its progress is shown."""
+LINE_S = 15.0
+"""Seconds between two lines of progress in a file or a pipe."""
 
 Row = tuple[str, ...]
+
+
+class Sized(NamedTuple):
+    """A forecast or a recommendation, as JSON and as rows for people. `whole` is False if the user
+    ended it: then it is of what was simulated until then."""
+
+    json: str
+    rows: list[Row]
+    whole: bool
 
 
 def size(
@@ -32,41 +50,108 @@ def size(
     *,
     price: float | None,
     search: bool,
-) -> tuple[str, list[Row]]:
-    """Forecast a run, or search for a better one. Returns it as JSON, and as rows for people.
-    Raises ConfigError."""
-    cluster_models = read_models(models)
+    exact: bool = False,
+) -> Sized:
+    """Forecast a run, or search for a better one; with `exact` simulate all of it. Raises
+    ConfigError."""
+    cluster_models, origin = models_of(models, config)
     cluster = Cluster(
         engines or config.rollout.actors, trainers or max(1, config.train.ranks), price
     )
-    show = _progress()
+    progress = SizingProgress(sys.stderr)
     if search:
-        recommended = recommend(config, cluster_models, cluster, hours, say=show)
-        show("")
-        return _json(recommended), recommendation_rows(recommended)
-    result = forecast(
-        config, cluster_models, cluster, hours, say=lambda share: show(f"{share:.0%}")
+        recommended = recommend(config, cluster_models, cluster, hours, say=progress.show)
+        progress.clear()
+        return Sized(_json(recommended), recommendation_rows(recommended), True)
+    with halting() as halted:
+        result = forecast(
+            config,
+            cluster_models,
+            cluster,
+            hours,
+            say=progress.share,
+            effort=WHOLE if exact else QUICK,
+            halted=halted,
+        )
+    progress.clear()
+    rows = [*forecast_rows(result), ("models", origin), *(("left out", text) for text in ASSUMED)]
+    return Sized(_json(result), rows, result.whole)
+
+
+def models_of(named: Path, config: Config) -> tuple[ClusterModel, str]:
+    """The models in a file, or of the preset of that name where there is no such file, and words on
+    their origin. Raises ConfigError."""
+    if exists(named) or len(named.parts) > 1 or named.suffix == ".toml":
+        return read_models(named), str(named)
+    name = str(named).lower()
+    if name not in PRESETS:
+        near = difflib.get_close_matches(name, PRESETS, 1)
+        meant = f"did you mean {near[0]}" if near else f"the presets are {', '.join(PRESETS)}"
+        raise ConfigError(f"--models {named}: there is no such file, and no such preset; {meant}?")
+    cluster_models = preset(name, config)
+    return cluster_models, (
+        f"preset {name}: published and derived numbers, within a third of published runs; "
+        f"assumed are responses of {cluster_models.length.mean:,.0f} tokens in the mean, and "
+        f"{cluster_models.verdict.accepted:.0%} of groups whose rewards differ"
     )
-    show("")
-    return _json(result), [*forecast_rows(result), *(("left out", text) for text in ASSUMED)]
 
 
 def _json(result: Forecast | Recommendation) -> str:
     return msgspec.json.format(msgspec.json.encode(result), indent=2).decode()
 
 
-def _progress() -> Callable[[str], None]:
-    """A line of progress on stderr, from QUIET_S seconds on; "" clears it."""
-    began, shown = time.monotonic(), 0
+class SizingProgress:
+    """One line of progress on a terminal, written over itself; elsewhere a line now and then. It is
+    quiet for the first QUIET_S seconds."""
 
-    def show(text: str) -> None:
-        nonlocal shown
-        if time.monotonic() - began > QUIET_S and (text or shown):
-            end = "\r" if not text else ""
-            print(f"\r{text:<{shown}}", end=end, file=sys.stderr, flush=True)
-            shown = len(text)
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock = stream, clock
+        self._terminal = stream.isatty()
+        self._began = clock()
+        self._due = self._began + (QUIET_S if self._terminal else LINE_S)
+        self._shown = 0
 
-    return show
+    def share(self, share: float) -> None:
+        """Show the share of the work that is done, from 0 to 1, and an estimate of what is left."""
+        spent = self._clock() - self._began
+        left = f", {spent * (1 - share) / share:,.0f} s left at most" if share > 0 else ""
+        self.show(f"simulating: {share:.0%}{left}")
+
+    def show(self, text: str) -> None:
+        """Show what is being done."""
+        if (now := self._clock()) < self._due:
+            return
+        if self._terminal:
+            self._stream.write(f"\r{text:<{self._shown}}")
+            self._shown = len(text)
+        else:
+            self._stream.write(f"{text}\n")
+            self._due = now + LINE_S
+        self._stream.flush()
+
+    def clear(self) -> None:
+        """Wipe the line on a terminal."""
+        if self._shown:
+            self._stream.write(f"\r{'':<{self._shown}}\r")
+            self._stream.flush()
+
+
+@contextmanager
+def halting() -> Iterator[Callable[[], bool]]:
+    """Have the first Ctrl-C in the block only noted; the function that the block gets says whether
+    it came. The second one is a KeyboardInterrupt."""
+    came = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: came
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def fit(runs: Sequence[Path], output: Path | None) -> Path:
@@ -96,10 +181,12 @@ def forecast_rows(result: Forecast) -> list[Row]:
         ("lag, of tokens", f"{result.lag_mean:.2f} in the mean, {result.lag_max} at most; {lag}"),
         ("never trained", f"{result.wasted:.1%}" + (f": {waste}" if waste else "")),
         ("1,000 steps", f"{result.device_hours:,.0f} device-hours" + _cost(result)),
+        ("confidence", _confidence(result)),
         (
             "measured",
-            f"{result.steps} steps in {result.hours:.2f} virtual hours; {result.events:,} events, "
-            f"a simulated token stands for {result.grain}",
+            f"{result.steps} steps in {result.hours:.2f} virtual hours; {result.events:,} events"
+            + (f"; 1/{result.part} of the cluster" if result.part > 1 else "")
+            + (f"; a simulated token stands for {result.grain}" if result.grain > 1 else ""),
         ),
     ]
     return rows
@@ -110,6 +197,13 @@ def _lent(result: Forecast) -> list[Row]:
     if result.idle_trainer_cores == result.idle_trainer:
         return []
     return [("trainers' cores", f"idle {result.idle_trainer_cores:.1%}, as engines have them too")]
+
+
+def _confidence(result: Forecast) -> str:
+    """Words on how well the mean step is known; the models' own errors are not in them."""
+    known = "too few steps to say" if result.spread is None else f"± {result.spread:.1%}"
+    ended = "" if result.whole else "; ended by Ctrl-C: of what was simulated until then"
+    return f"{known} of the mean step (95 %), if the models are right{ended}"
 
 
 def _cost(result: Forecast) -> str:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from train_support import (
@@ -27,6 +28,9 @@ from train_support import (
     tiny_model,
     wait_for,
 )
+
+from asyncrl.experience.experience import Experience
+from asyncrl.explain.metrics import Metrics, observe
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "docker" / "alerts.yaml"
@@ -84,6 +88,7 @@ QUIET: dict[str, list[tuple[str, str]]] = {
 """Series at which it does not, though they come near."""
 RARE = re.compile(
     r"asyncrl_(alarm|restarts|removed|no_verdicts|bad_chunks|refused|waits|episodes|evaluation)"
+    r'|role="agents"'
 )
 """Metrics that have a value once it has happened."""
 
@@ -96,15 +101,83 @@ def rules() -> list[dict[str, Any]]:
     return found
 
 
+def dashboard() -> dict[str, Any]:
+    found = json.loads((ROOT / "docker" / "grafana" / "asyncrl.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def queries() -> list[str]:
+    """The dashboard's queries as Grafana sends them."""
+    chosen = {"$job": "asyncrl", "$devices": "8", "$price": "2", "$__range_s": "3600"}
+    found = [each["expr"] for panel in dashboard()["panels"] for each in panel.get("targets", ())]
+    for name, value in {**chosen, "$__range": "1h", ',instance="$run"': ""}.items():
+        found = [expression.replace(name, value) for expression in found]
+    assert not any("$" in expression for expression in found)
+    return found
+
+
 def panels() -> list[str]:
     """The dashboard's queries of the run itself."""
-    dashboard = json.loads((ROOT / "docker" / "grafana" / "asyncrl.json").read_text())
-    return [
-        each["expr"]
-        for panel in dashboard["panels"]
-        for each in panel.get("targets", ())
-        if "sglang" not in each["expr"]
+    return [query for query in queries() if not re.search("sglang|DCGM", query)]
+
+
+BESIDE = re.compile(
+    r"sglang:(weight_load_duration_seconds|generation_tokens_total|num_running_reqs|num_queue_reqs"
+    r"|num_paused_reqs|token_usage|cache_hit_rate|num_aborted_requests_total)"
+    r"|DCGM_FI_DEV_(GPU_UTIL|FB_USED|POWER_USAGE|GPU_TEMP)|up"
+)
+"""Metrics of SGLang's servers, NVIDIA's exporter and Prometheus."""
+
+
+def test_every_panel_names_metrics_that_exist_and_says_what_it_shows() -> None:
+    """Those of one run alone, by the variables. Names are those that the run exports."""
+    metrics = Metrics()
+    metrics.observed(msgspec.structs.replace(observe(Experience(), {}), version=3))
+    exported = {
+        family.name + suffix
+        for family in metrics.registry.collect()
+        for suffix in {
+            "counter": ("_total",),
+            "histogram": ("_bucket", "_count", "_sum"),
+            "info": ("_info",),
+        }.get(family.type, ("",))
+    }
+    for panel in dashboard()["panels"]:
+        if panel["type"] == "row":
+            continue
+        assert len(panel["description"]) > 5 and panel["targets"], panel["title"]
+        for target in panel["targets"]:
+            expression = target["expr"]
+            bare = re.sub(r'"[^"]*"|\[[^\]]*\]|\b(by|on) \([^)]*\)', "", expression)
+            names = re.findall(r"\b(?:asyncrl_\w+|sglang:\w+|DCGM_\w+|up)\b", bare)
+            assert names, expression
+            for name in names:
+                ours = name.startswith("asyncrl")
+                assert name in exported if ours else BESIDE.fullmatch(name), (panel["title"], name)
+            assert expression.count('job="$job",instance="$run"') == sum(
+                name.startswith("asyncrl") or (name == "up" and "avg" in bare) for name in names
+            ), expression
+
+
+def test_the_dashboard_has_its_variables_and_no_panel_over_another() -> None:
+    found = dashboard()
+    assert [each["name"] for each in found["templating"]["list"]] == [
+        "job",
+        "run",
+        "devices",
+        "price",
     ]
+    rows = [panel["title"] for panel in found["panels"] if panel["type"] == "row"]
+    assert {"Now", "Agents and verdicts", "GPUs", "Cost"} <= set(rows)
+    cells = [
+        (x, y)
+        for place in (panel["gridPos"] for panel in found["panels"])
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(cells) == len(set(cells)) and max(x for x, _ in cells) == 23
+    assert len({panel["id"] for panel in found["panels"]}) == len(found["panels"])
 
 
 def test_each_alert_has_its_lines_in_the_runbook_and_a_case() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrl.config import ConfigError, read
 from asyncrl.experience import events as e
+from asyncrl.explain.run_files import RunFiles
 from asyncrl.messages import NoVerdict, Scored
 from asyncrl.sizing.calibrate import accepted_of, verdict_model, work_seen
 from asyncrl.sizing.cluster_models import VerdictModel
@@ -119,3 +122,17 @@ def test_a_share_lies_on_the_line_and_behind_it_is_the_last() -> None:
     with pytest.raises(ValueError, match="rising"):
         VerdictModel(accepted_of=[(4, 0.4), (2, 0.2)])
     assert math.isclose(VerdictModel(accepted_of=[(4, 0.4)]).share(2), 0.4)
+
+
+def test_numbers_are_read_without_the_users_modules(tmp_path: Path) -> None:
+    """A run with code that is not here any more, and with settings that need it."""
+    toml = tmp_path / "run.toml"
+    toml.write_text(
+        '[engine]\nslots = 24\n[rollout]\ngroup_size = 6\nk_min = 3\nsizing = "mine:Own"\n'
+        '[train]\nunit = "rollout"\nadvantage = "mine:Median"\nbatch_groups = 5\n'
+        '[task]\nverifier = "./gone.py:judge"\n'
+    )
+    with pytest.raises(ConfigError):
+        read(toml)
+    config = RunFiles(tmp_path).numbers
+    assert (config.engine.slots, config.rollout.group_size, config.train.batch_groups) == (24, 6, 5)

@@ -176,4 +176,6 @@ def with_signal(recent: bytes | bytearray, signal: Signal = "rewards") -> int:
     (2, 4, 4)
     """
     bit = {"rewards": 0, "to_go": TO_GO, "below": BELOW}[signal]
-    return sum(1 for group in recent if group == 1 or group & bit)
+    return sum(
+        recent.count(kind) for kind in range(1, TO_GO + BELOW + 1) if kind == 1 or kind & bit
+    )
