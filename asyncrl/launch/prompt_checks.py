@@ -26,10 +26,11 @@ from asyncrl.escape import escaped
 from asyncrl.messages import NoVerdict, Split
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.tasks import Task, TaskError
+from asyncrl.tasks.foreign_process import CallEnded, CallFailed
 from asyncrl.tasks.judge_request import JudgeRequest
 from asyncrl.tasks.mixed import in_turn, tasks_of
 from asyncrl.tasks.prompt import ChatPrompt, text_of
-from asyncrl.tasks.template_process import TemplateEnded, TemplateFailed, TemplateProcess
+from asyncrl.tasks.template_process import TemplateProcess
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.words import sentence
 
@@ -101,9 +102,9 @@ def _refuse_endless(tokenizer: Tokenizer, text: str) -> None:
     tried = TemplateProcess(lambda *_: tokenizer.decode(tokenizer.ids(text, start=True))[:1])
     try:
         tried.render((), ())
-    except TemplateEnded as error:
+    except CallEnded as error:
         raise TaskError(f"the model's tokenizer fails at the first prompt: {error}") from None
-    except TemplateFailed as error:
+    except CallFailed as error:
         raise TaskError(str(error)) from None
 
 

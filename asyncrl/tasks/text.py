@@ -20,8 +20,9 @@ from asyncrl.config.paths import is_file
 from asyncrl.escape import escaped
 from asyncrl.files import JSON_BYTES, read_regular
 from asyncrl.tasks import TaskError
+from asyncrl.tasks.foreign_process import CallFailed
 from asyncrl.tasks.prompt import ChatPrompt, Prompt
-from asyncrl.tasks.template_process import TemplateFailed, TemplateProcess
+from asyncrl.tasks.template_process import TemplateProcess
 
 _USUAL = 8
 """Characters a token, up to which a text is tokenized without counting first."""
@@ -90,6 +91,11 @@ class Tokenizer:
         if isinstance(prompt, list):
             return prompt
         if isinstance(prompt, ChatPrompt):
+            if prompt.images:
+                raise TaskError(
+                    "the prompt has an image, and this model reads text alone: train without "
+                    "images, or take their column out of the data"
+                )
             if self.has_template:
                 return self.ids(self.render(prompt.messages, prompt.tools))
             return self.ids(prompt.text, start=True)
@@ -130,7 +136,7 @@ class Tokenizer:
             )
         try:
             return self._templates[written].render(messages, tools)
-        except TemplateFailed as error:
+        except CallFailed as error:
             raise TaskError(
                 f"the model's chat template cannot render this: {escaped(str(error), 300)}"
             ) from error

@@ -278,8 +278,8 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "gone.jsonl": (lines([*ROWS, {"question": "3", "anwser": 1}]), "line 7: answer is missing: it"),
     "lists.jsonl": (lines([{"prompt": "1", "answer": [1, 2]}]), "its answer is a list or an obj"),
     "parts.jsonl": (
-        lines([{"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "1"}]),
-        "line 1: its message 1 has a part that is no text",
+        lines([{"prompt": [{"role": "user", "content": [{"type": "audio"}]}], "answer": "1"}]),
+        "line 1: its message 1 has a part that is neither text nor image",
     ),
     "no user.jsonl": (lines([{"messages": [SYSTEM, said("1")]}]), "have no user's among them"),
     "late system.jsonl": (
