@@ -38,6 +38,7 @@ from asyncrl.runtime.processes.own_waits import own_waits
 from asyncrl.runtime.run_dir import (
     COORDINATOR,
     COORDINATOR_ADDRESS,
+    IMAGES,
     JOURNAL,
     JUDGED,
     KEY,
@@ -127,19 +128,31 @@ def _prompts(context: ActorContext) -> PromptSource:
     """The prompts of a run, in the order of its curriculum."""
     from asyncrl.actors.coordinator.prompts import PromptSource
     from asyncrl.tasks import open_task
+    from asyncrl.tasks.images.kept_images import KeptImages
     from asyncrl.tasks.mixed import parts_of, size_of
+    from asyncrl.tasks.prompt import ChatPrompt
     from asyncrl.tasks.text import Tokenizer
 
     config = context.config
     task = open_task(config.task, config.run.seed)
+    tokenizer, store = (
+        Tokenizer(context.initial, chat=config.task.chat),
+        KeptImages(context.run / IMAGES),
+    )
+
+    def shown(prompt: ChatPrompt) -> tuple[list[int], list[str]]:
+        ids, images = tokenizer.encode_shown(prompt)
+        return ids, [store.keep(image) for image in images]
+
     return PromptSource(
         task,
-        Tokenizer(context.initial, chat=config.task.chat),
+        tokenizer,
         seed=config.run.seed,
         epochs=config.task.epochs,
         curriculum=config.task.curriculum,
         parts=parts_of(config.task, size_of(task)),
         stages=config.task.stages,
+        shown=shown,
     )
 
 

@@ -34,7 +34,8 @@ from asyncrl.config.ranks import ranks_of
 from asyncrl.messages import Meet
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.runtime.processes.own_waits import own_waits
-from asyncrl.runtime.run_dir import RANK_STORE, WEIGHT_STORE
+from asyncrl.runtime.run_dir import IMAGES, RANK_STORE, WEIGHT_STORE
+from asyncrl.tasks.images.vision_model import run_images
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.adapters import add_adapters
 from asyncrl.training.checkpoint_index import latest
@@ -51,6 +52,7 @@ from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.ranks.rank_group import open_ranks, shard
 from asyncrl.training.ranks.shared import share_weights
 from asyncrl.training.rounding import round_in_training
+from asyncrl.training.shown_images import TrainedImages, freeze_tower
 from asyncrl.training.staging import Staging
 from asyncrl.training.stored_state import read_state, share_state
 from asyncrl.training.supervised import open_supervised
@@ -184,6 +186,8 @@ def _model(context: ActorContext, checkpoint: Path | None) -> PreTrainedModel:
         round_in_training(model)
     if lora.rank:
         add_adapters(model, lora)
+    elif not config.model.train_vision:
+        freeze_tower(model)
     torch.nn.Module.to(model, config.train.device)
     return model
 
@@ -207,6 +211,7 @@ def _learner(
     What cannot be opened ends this process as bad input does."""
     config = context.config
     with refused_as_input():
+        images = run_images(context.run / IMAGES, context.initial)
         learner = Learner(
             model,
             replace(config.train, steps=steps(config)),  # the schedule ends where the data does
@@ -218,6 +223,7 @@ def _learner(
             ),
             supervised=open_supervised(config, context.initial),
             rank=rank,
+            images=None if images is None else TrainedImages(images, model),
         )
         if _spread(context):
             stored = read_state(checkpoint) if checkpoint is not None else None

@@ -26,7 +26,7 @@ class Admitted(Event, frozen=True):
     prompts from which the next training prompt is searched. The answers to a held-out prompt are
     `sampled`, or greedy. With `played` its rollouts are episodes of an agent, each of at most
     `max_new_tokens` sampled tokens in total. A group with `most` over `size` may grow to that
-    (`Grown`).
+    (`Grown`). `images` are the hashes (sha256) of those that its placeholders stand for.
 
     Example: `Admitted(3, 24, 8, "train", 17, ids, 512)`: the prompt at 17 became group 3, with
     rollouts 24 to 31 of at most 512 tokens each.
@@ -46,6 +46,7 @@ class Admitted(Event, frozen=True):
     sampled: bool = False
     played: bool = False
     most: int = 0
+    images: tuple[str, ...] = ()
 
 
 class Grown(Event, frozen=True):

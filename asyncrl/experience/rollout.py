@@ -111,7 +111,7 @@ class Group(msgspec.Struct):
     (`History.prior`), `posterior`, that of its solve rate (`History.posterior`), and
     `admitted_version`, the version last published, 0 before the first. `most` is the number of
     members to which it may grow; 0 where it does not, or has been completed. An agent plays its
-    rollouts where it is `played`.
+    rollouts where it is `played`. `images` are the hashes of its prompt's.
     """
 
     id: int
@@ -128,6 +128,7 @@ class Group(msgspec.Struct):
     posterior: tuple[float, float] = (1.0, 1.0)
     most: int = 0
     played: bool = False
+    images: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -178,6 +179,7 @@ class Group(msgspec.Struct):
             posterior,
             event.most,
             event.played,
+            event.images,
         )
 
     def grow(self, event: Grown) -> tuple[Rollout, ...]:
@@ -301,7 +303,7 @@ class Group(msgspec.Struct):
     @property
     def prompt_facts(self) -> PromptFacts:
         """The facts of its prompt at its admission, without the label of its task."""
-        return PromptFacts(self.prompt_index, "", self.prior, self.posterior)
+        return PromptFacts(self.prompt_index, "", self.prior, self.posterior, self.images)
 
     def sequences(self, member: Rollout) -> list[TrainingSequence]:
         """The training sequences of a member: the prompt with its response so far; for a sealed

@@ -63,8 +63,8 @@ STALE_TOKEN, TRAINABLE_TOKEN, TRUNCATED_TOKEN, ERROR_TOKEN = range(4)
 class PromptFacts(Part, frozen=True):
     """Facts of a prompt at the admission of its group: its `index` in its task's split
     (negative: not known), its task's `label` (empty where there is one task), the mean of the
-    rewards of earlier visits and their weight (`prior`; (0, 0) without any), and the parameters
-    (a, b) of the Beta posterior of the chance that a rollout solves it.
+    rewards of earlier visits and their weight (`prior`; (0, 0) without any), the parameters (a, b)
+    of the Beta posterior of the chance that a rollout solves it, and the hashes of its `images`.
 
     >>> PromptFacts(7, posterior=(2.0, 6.0)).solve_rate
     0.25
@@ -74,6 +74,7 @@ class PromptFacts(Part, frozen=True):
     label: str = ""
     prior: tuple[float, float] = (0.0, 0.0)
     posterior: tuple[float, float] = (1.0, 1.0)
+    images: tuple[str, ...] = ()
 
     @property
     def solve_rate(self) -> float:

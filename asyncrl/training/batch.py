@@ -19,6 +19,7 @@ from torch import Tensor
 
 from asyncrl.messages import ERROR_TOKEN, TRAINABLE_TOKEN, TRUNCATED_TOKEN, MicroBatch, Sample
 from asyncrl.training.packing import PackedBatch, pack
+from asyncrl.training.shown_images import TrainedImages
 
 
 class Batch(NamedTuple):
@@ -55,9 +56,11 @@ def read(
     *,
     shared: bool,
     device: str = "cpu",
+    images: TrainedImages | None = None,
 ) -> Batch:
     """The tensors of a micro-batch with at least one sample; common prefixes of samples are
-    `shared` or not, and passes are sized for the type of `device` (`pack`). Raises ValueError where
+    `shared` or not, and passes are sized for the type of `device` (`pack`). `images` are those of
+    the run; without them prompts with images are refused. Raises ValueError where
     the buffers or the spans do not fit it, or a token is newer than the policy that the step starts
     from."""
     if len(buffers) not in (3, 4):
@@ -79,7 +82,7 @@ def read(
             f"{batch.step} starts from"
         )
     return Batch(
-        texts(batch.samples, ids, shared=shared, device=device),
+        _shown(batch, ids, images, shared=shared, device=device),
         torch.from_numpy(behaviour.copy()),
         torch.from_numpy(mask == TRAINABLE_TOKEN),
         torch.repeat_interleave(torch.tensor(sampled)),
@@ -91,6 +94,25 @@ def read(
         leaves=_leaves(batch.samples),
         routing=buffers[3] if len(buffers) == 4 else b"",
     )
+
+
+def _shown(
+    batch: MicroBatch,
+    ids: NDArray[np.int32],
+    images: TrainedImages | None,
+    *,
+    shared: bool,
+    device: str,
+) -> list[PackedBatch]:
+    """The packed sequences of a micro-batch, with the images of its prompts."""
+    named = {group: facts.images for group, facts in batch.prompts.items() if facts.images}
+    if not named:
+        return texts(batch.samples, ids, shared=shared, device=device)
+    if images is None:
+        raise ValueError("prompts have images, and this trainer was opened without those of a run")
+    marked, every = images.marked(batch.samples, ids, named)
+    packed = texts(batch.samples, marked, shared=shared, device=device)
+    return [one._replace(shown=images.shown(one.ids, one.tree.paths(), every)) for one in packed]
 
 
 def _leaves(samples: Sequence[Sample]) -> Tensor | None:

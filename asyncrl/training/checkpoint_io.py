@@ -60,6 +60,7 @@ TOKENIZER = (
     "vocab.json",
     "merges.txt",
     "chat_template.jinja",
+    "preprocessor_config.json",
 )
 SHARD = "5GB"
 """Largest size of a weights file, unless a single weight is larger."""

@@ -49,6 +49,7 @@ from asyncrl.training.ranks.by_all import measured_by_all, scored_by_all
 from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.recomputation import recompute
 from asyncrl.training.schedule import learning_rate
+from asyncrl.training.shown_images import TrainedImages
 from asyncrl.training.sums import Sums
 from asyncrl.training.supervised import SupervisedLoss
 from asyncrl.training.weight_average import WeightAverage
@@ -78,6 +79,7 @@ class Learner:
     `accumulate` for micro-batches that were held until the last step was closed. `kl_terms` are the
     terms of policies that do not learn; `supervised` is the loss of examples. `rank` is this
     process's rank among those that train the model, with its shards; all ranks get the same calls.
+    `images` are those of the run's prompts, for a model that reads them.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Learner:
         kl_terms: KlTerms | None = None,
         supervised: SupervisedLoss | None = None,
         rank: Rank = ALONE,
+        images: TrainedImages | None = None,
     ) -> None:
         model.train(False)
         accelerate(model)
@@ -114,6 +117,7 @@ class Learner:
             WeightAverage(model, self.master_weights, train.ema, rank) if train.ema else None
         )
         self.rank = rank
+        self._images = images
         self._train, self._staleness, self._temperature = train, staleness, temperature
         self._loss = Loss(train, staleness, budget)
         self._advantage, self._group_weight = credited(train), group_weight_of(train)
@@ -180,7 +184,13 @@ class Learner:
             )
         if not batch.samples:
             return []
-        tensors = read(batch, buffers, shared=shares(self.model), device=self.model.device.type)
+        tensors = read(
+            batch,
+            buffers,
+            shared=shares(self.model),
+            device=self.model.device.type,
+            images=self._images,
+        )
         tensors = self.balance.recorded(tensors)
         tensors = tensors._replace(scores=self.kl_terms.scores(tensors, served))
         batch = self.kl_terms.rewarded(batch, tensors)
