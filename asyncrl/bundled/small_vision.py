@@ -40,6 +40,7 @@ def new_vision_model(seed: int) -> PreTrainedModel:
     config = Qwen2_5_VLConfig(
         text_config={
             "vocab_size": VOCABULARY,
+            "initializer_range": 0.06,
             "hidden_size": 64,
             "intermediate_size": 192,
             "num_hidden_layers": 2,
@@ -55,6 +56,7 @@ def new_vision_model(seed: int) -> PreTrainedModel:
         },
         vision_config={
             "depth": 2,
+            "initializer_range": 0.1,
             "hidden_size": 64,
             "intermediate_size": 128,
             "num_heads": 4,

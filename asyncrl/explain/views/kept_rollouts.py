@@ -5,6 +5,7 @@ rollouts, and of their tokens, is bounded, whatever the journal has.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from asyncrl.explain.views.rollout_records import decoder
 from asyncrl.explain.views.seen_messages import Decode
 from asyncrl.explain.views.seen_rollouts import SeenRollout
 from asyncrl.messages import Split
+from asyncrl.runtime.run_dir import IMAGES
+from asyncrl.tasks.images.kept_images import KeptImages
 
 ENDED: dict[Split, int] = {"train": 120, "evaluation": 40}
 LIVING = 8
@@ -31,12 +34,14 @@ TOKENS = 1_000_000
 
 class FoundRollouts(msgspec.Struct, frozen=True):
     """The `rollouts`, the newest first, how to `decode` their tokens, right answers where they are
-    known (`expected`), and what is to be said of them."""
+    known (`expected`), what is to be said of them, and the bytes of an image by its hash
+    (`png`)."""
 
     rollouts: list[SeenRollout]
     decode: Decode
     expected: Expected
     notes: list[str]
+    png: Callable[[str], bytes]
 
 
 class KeptRollouts:
@@ -55,7 +60,8 @@ class KeptRollouts:
             found = _newest(files)
             notes: list[str] = []
             decode = decoder(files, notes.append)
-            self._found = FoundRollouts(found, decode, self._expected(files), notes)
+            png = KeptImages(self._run / IMAGES).png
+            self._found = FoundRollouts(found, decode, self._expected(files), notes, png)
             return self._found
 
     def _expected(self, files: RunFiles) -> Expected:

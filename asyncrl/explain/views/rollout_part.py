@@ -6,14 +6,15 @@ episodes as trees. Which colours are shown is chosen with the style sheet alone,
 from __future__ import annotations
 
 import math
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from asyncrl.escape import CUT
-from asyncrl.explain.views.expected_answers import Expected
 from asyncrl.explain.views.html_page import TEXT, Html, joined, lines, tag
+from asyncrl.explain.views.kept_rollouts import FoundRollouts
 from asyncrl.explain.views.rollout_records import facts
 from asyncrl.explain.views.seen_messages import Decode, given, said
 from asyncrl.explain.views.seen_rollouts import SeenRollout
@@ -25,6 +26,8 @@ TOKENS = 2000
 """Tokens of a rollout that are shown, at most."""
 DEEP = 32
 """Turns behind one another that a tree is indented for, at most."""
+IMAGE_BYTES = 2**20
+"""Bytes of the images of a rollout that are shown, at most."""
 COLOURS = 8
 """Colours of versions; they begin again after so many."""
 CHANCES = (0.9, 0.5, 0.1, 0.01)
@@ -37,9 +40,10 @@ UNFINISHED = "\ufffd"
 """The end of a text whose last character is not whole."""
 
 
-def rollout_detail(seen: SeenRollout, decode: Decode, expected: Expected) -> Html:
-    """A rollout with all of its text: what it was given as messages, what was sampled in colours,
-    an episode as a tree, and a right answer where one is known."""
+def rollout_detail(seen: SeenRollout, found: FoundRollouts) -> Html:
+    """A rollout with all of its text: the images of its prompt, what it was given as messages, what
+    was sampled in colours, an episode as a tree, and a right answer where one is known."""
+    decode, expected = found.decode, found.expected
     gain = seen.gain
     coloured = "more" if gain and gain > 0 else "less" if gain and gain < 0 else "even"
     tokens = _tokens(seen, decode)
@@ -50,6 +54,7 @@ def rollout_detail(seen: SeenRollout, decode: Decode, expected: Expected) -> Htm
         "div",
         tag("p", ", ".join(facts(seen)), class_="dim"),
         *(tag("p", failure, class_="dim") for failure in seen.failures),
+        *_images(seen.images, found.png),
         _given(prompt),
         _tree(seen, tokens, decode, coloured)
         if seen.turns
@@ -59,6 +64,24 @@ def rollout_detail(seen: SeenRollout, decode: Decode, expected: Expected) -> Htm
         class_="rollout",
         id=f"rollout-{seen.rollout}",
     )
+
+
+def _images(names: Sequence[str], png: Callable[[str], bytes]) -> Iterator[Html]:
+    """The images of a prompt, up to IMAGE_BYTES in all, in place of an address: a page asks nobody
+    for them. One that cannot be read is a sentence."""
+    left = IMAGE_BYTES
+    for name in names:
+        try:
+            data = png(name)
+        except ValueError as error:
+            yield tag("p", str(error), class_="dim")
+            continue
+        left -= len(data)
+        if left < 0:
+            yield tag("p", f"an image of {len(data):,} bytes: images/{name}", class_="dim")
+            continue
+        source = f"data:image/png;base64,{b64encode(data).decode()}"
+        yield tag("img", alt="an image of the prompt", src=source)
 
 
 def _given(text: str) -> Html:

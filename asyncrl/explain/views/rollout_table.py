@@ -67,7 +67,7 @@ def rollouts(seen: SeenRun) -> Html:
 
 def written(found: FoundRollouts) -> Html:
     """The first rollouts with all of their text, for a report, where nobody can be asked."""
-    texts = (rollout_detail(one, found.decode, found.expected) for one in found.rollouts[:WRITTEN])
+    texts = (rollout_detail(one, found) for one in found.rollouts[:WRITTEN])
     return tag("div", *texts, id="written", hidden="")
 
 

@@ -125,7 +125,7 @@ class RunPage:
         one = next((one for one in found.rollouts if one.rollout == number), None)
         if one is None:
             raise PageRefused(404, "this rollout is not in the table any more")
-        return _document(f"rollout {number}", rollout_detail(one, found.decode, found.expected))
+        return _document(f"rollout {number}", rollout_detail(one, found))
 
     @contextmanager
     def _in_time(self) -> Iterator[None]:
