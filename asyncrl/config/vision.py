@@ -34,8 +34,8 @@ def unseen(config: Config) -> str:
             "without other policies: set reference.coefficient and teacher.coefficient to 0",
         ),
         (
-            config.staleness.proximal == "boundary",
-            "without scores at a step's boundary: set staleness.proximal to another",
+            config.staleness.proximal in ("boundary", "snapshot"),
+            "without scores under earlier weights: set staleness.proximal to behaviour",
         ),
     )
     return next((f"images are read {why}" for holds, why in reasons if holds), "")

@@ -128,7 +128,11 @@ def test_the_engine_samples_by_the_model_s_own_numbers(world: World, kv: str, lo
     assert len(off) > 60 and np.median(off) < 1e-6 and max(off) < 1e-4
 
 
-def micro_batch(world: World) -> tuple[MicroBatch, list[bytes], list[tuple[Request, Any, Any]]]:
+Made = tuple[MicroBatch, list[bytes], list[tuple[Request, Any, Any]]]
+
+
+@pytest.fixture(scope="module")
+def made(world: World) -> Made:
     """A micro-batch of what an engine sampled, each prompt a group, and its parts."""
     samples, known = list[Sample](), []
     for request, chunks in sampled(world):
@@ -160,10 +164,10 @@ def micro_batch(world: World) -> tuple[MicroBatch, list[bytes], list[tuple[Reque
     return batch, [buffer.tobytes() for buffer in buffers], known
 
 
-def test_the_trainer_s_numbers_are_the_model_s_own(world: World) -> None:
+def test_the_trainer_s_numbers_are_the_model_s_own(world: World, made: Made) -> None:
     model = load_model(world.path)
     assert try_passes(model, 128).passes == "packed"
-    batch, buffers, known = micro_batch(world)
+    batch, buffers, known = made
     tensors = read(batch, buffers, shared=True, images=TrainedImages(world.images, model))
     placed = sum(len(packed.tree.ids) for packed in tensors.packed)
     assert placed < sum(s.prompt_tokens + s.response_tokens for s in batch.samples) * 0.75  # shared
@@ -191,11 +195,13 @@ def test_the_trainer_s_numbers_are_the_model_s_own(world: World) -> None:
 
 
 @pytest.mark.parametrize("frozen", [True, False])
-def test_gradients_are_those_of_the_model_s_own_pass(world: World, frozen: bool) -> None:
+def test_gradients_are_those_of_the_model_s_own_pass(
+    world: World, made: Made, frozen: bool
+) -> None:
     model = load_model(world.path)
     if frozen:
         freeze_tower(model)
-    batch, buffers, known = micro_batch(world)
+    batch, buffers, known = made
     tensors = read(batch, buffers, shared=True, images=TrainedImages(world.images, model))
     for packed in tensors.packed:
         log_probabilities(model, packed, 1.0).sum().backward()  # type: ignore[no-untyped-call]
@@ -212,7 +218,7 @@ def test_gradients_are_those_of_the_model_s_own_pass(world: World, frozen: bool)
             assert float((got[name] - parameter.grad).abs().max()) / scale < 1e-3, name
 
 
-def test_what_is_not_the_image_s_is_refused_by_name(world: World) -> None:
+def test_what_is_not_the_image_s_is_refused_by_name(world: World, made: Made) -> None:
     ids, name = world.ids([world.names[0]]), world.names[0]
     with pytest.raises(ValueError, match="placeholders"):
         world.images.marked(ids, len(ids), [world.names[1]], ImageRows())
@@ -220,7 +226,7 @@ def test_what_is_not_the_image_s_is_refused_by_name(world: World) -> None:
         world.store.png("0" * 64)
     with pytest.raises(ValueError, match="no hash"):
         world.store.png("../model/config.json")
-    batch, buffers, _ = micro_batch(world)
+    batch, buffers, _ = made
     with pytest.raises(ValueError, match="opened without those of a run"):
         read(batch, buffers, shared=True)
     changed = world.store._folder / name

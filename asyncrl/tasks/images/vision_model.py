@@ -209,6 +209,8 @@ class _Config(msgspec.Struct):
 def _read(path: Path) -> _Config:
     try:
         return msgspec.json.decode(read_regular(path, JSON_BYTES), type=_Config)
+    except FileNotFoundError:
+        return _Config()
     except OSError as error:
         raise TaskError(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
