@@ -4,6 +4,7 @@ engine and trainer agree, and the tower for images is as it was."""
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -27,24 +28,29 @@ def test_a_run_learns_from_screens(tmp_path: Path) -> None:
     rows = tmp_path / "data" / "rows.jsonl"
     rows.write_text(rows.read_text() * 2)  # each screen is asked about twice
     write_vision_model(tmp_path / "model", seed=3)
+    (tmp_path / "parity.py").write_text(
+        "def even(answer, row):\n    return float(sum(map(ord, answer)) % 2 == 0)\n"
+    )
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     run = tmp_path / "run"
     settings = {
         "task__name": "data",
         "task__path": str(rows),
         "task__chat": True,
+        "task__verifier": "parity:even",
         "task__eval_size": 2,
-        "train__steps": 3,
-        "train__eval_every": 3,
+        "train__steps": 2,
+        "train__eval_every": 2,
         "rollout__max_new_tokens": 4,
         "engine__context_tokens": 64,
     }
-    ran = train(command(tmp_path / "model", run, **settings))
+    ran = train(command(tmp_path / "model", run, **settings), PYTHONPATH=path)
     assert ran.returncode == 0, ran.stderr
     kept = [path.name for path in (run / IMAGES).iterdir()]
     assert 0 < len(kept) <= 6  # however many rollouts showed them
     assert all(image_hash(KeptImages(run / IMAGES).png(name)) == name for name in kept)
     steps = [point for point in read(run / METRICS) if isinstance(point, StepPoint)]
-    assert len(steps) == 3
+    assert len(steps) == 2
     assert steps[0].metrics["log_ratio_abs"] < 1e-5
     before, after = (
         dict(load_model(path).named_parameters()) for path in (tmp_path / "model", run / MODEL)
