@@ -38,6 +38,7 @@ from asyncrl.runtime.processes.own_waits import own_waits
 from asyncrl.runtime.run_dir import (
     COORDINATOR,
     COORDINATOR_ADDRESS,
+    IMAGES,
     JOURNAL,
     JUDGED,
     KEY,
@@ -136,12 +137,20 @@ def _prompts(
     from asyncrl.actors.coordinator.prompts import PromptSource
     from asyncrl.tasks import open_task
     from asyncrl.tasks.file_answers import FileAnswers
+    from asyncrl.tasks.images.kept_images import KeptImages
     from asyncrl.tasks.mixed import parts_of, size_of
+    from asyncrl.tasks.prompt import ChatPrompt
     from asyncrl.tasks.text import Tokenizer
 
     config = context.config
     task = open_task(config.task, config.run.seed)
     tokenizer = Tokenizer(context.initial, chat=config.task.chat)
+    images = KeptImages(context.run / IMAGES)
+
+    def shown(prompt: ChatPrompt) -> tuple[list[int], list[str]]:
+        ids, found = tokenizer.encode_shown(prompt)
+        return ids, [images.keep(image) for image in found]
+
     prompts = PromptSource(
         task,
         tokenizer,
@@ -150,6 +159,7 @@ def _prompts(
         curriculum=config.task.curriculum,
         parts=parts_of(config.task, size_of(task)),
         stages=config.task.stages,
+        shown=shown,
     )
     if config.foreign.source == "file":
         return prompts, FileAnswers(config, tokenizer), _sharing(context, tokenizer)

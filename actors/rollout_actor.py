@@ -58,6 +58,7 @@ def requests(message: Leases, ids: memoryview) -> list[Request]:
             Request(
                 rollout=lease.rollout,
                 attempt=lease.attempt,
+                images=lease.images,
                 key=lease.key,
                 ids=tokens[at:end],
                 prefix_tokens=lease.prefix_tokens,

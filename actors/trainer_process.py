@@ -36,7 +36,8 @@ from asyncrl.config.ranks import ranks_of
 from asyncrl.messages import Meet
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.runtime.processes.own_waits import own_waits
-from asyncrl.runtime.run_dir import RANK_STORE, WEIGHT_STORE
+from asyncrl.runtime.run_dir import IMAGES, RANK_STORE, WEIGHT_STORE
+from asyncrl.tasks.images.vision_model import run_images
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.adapters import add_adapters, published
 from asyncrl.training.checkpoint_index import latest
@@ -54,6 +55,7 @@ from asyncrl.training.ranks.opening import opened_by_rank
 from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.ranks.rank_group import open_ranks, shard
 from asyncrl.training.rounding import round_in_training
+from asyncrl.training.shown_images import TrainedImages, freeze_tower
 from asyncrl.training.staging import Staging
 from asyncrl.training.stored_model import ModelRows
 from asyncrl.training.stored_state import read_state
@@ -211,6 +213,8 @@ def _model(
         round_in_training(model)
     if lora.rank:
         add_adapters(model, lora)
+    elif not config.model.train_vision:
+        freeze_tower(model)
     if weights is None:
         torch.nn.Module.to(model, config.train.device)
     return model, weights
@@ -237,6 +241,7 @@ def _learner(
     What cannot be opened ends this process as bad input does."""
     config = context.config
     with refused_as_input():
+        images = run_images(context.run / IMAGES, context.initial)
         learner = Learner(
             model,
             replace(config.train, steps=steps(config)),  # the schedule ends where the data does
@@ -248,6 +253,7 @@ def _learner(
             ),
             supervised=open_supervised(config, context.initial),
             rank=rank,
+            images=None if images is None else TrainedImages(images, model),
         )
         if _spread(context):
             stored = read_state(checkpoint) if checkpoint is not None else None

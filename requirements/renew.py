@@ -37,6 +37,7 @@ IN_EXTRAS = (
     "schema",
     "store",
     "tensorboard",
+    "vision",
     "wandb",
 )
 """Extras that extras.lock has: a run needs none of them unless a setting names it."""

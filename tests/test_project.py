@@ -42,6 +42,7 @@ IN_EXTRAS = (
     "schema",
     "store",
     "tensorboard",
+    "vision",
     "wandb",
 )
 LOCKED_IN = [

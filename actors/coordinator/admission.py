@@ -17,7 +17,7 @@ import trio
 
 from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.actors.coordinator.group_sizes import GroupSizes
-from asyncrl.actors.coordinator.prompts import PromptSource
+from asyncrl.actors.coordinator.prompts import PromptSource, ReadPrompt
 from asyncrl.config import Config
 from asyncrl.escape import escaped
 from asyncrl.experience.events import Admitted, Dropped
@@ -125,7 +125,8 @@ class Admission:
                 size=size,
                 split=split,
                 prompt_index=prompt_index,
-                prompt=prompt,
+                prompt=prompt.ids,
+                images=prompt.images,
                 max_new_tokens=rollout.max_new_tokens,
                 version=version,
                 restarts=restarts,
@@ -145,12 +146,12 @@ class Admission:
             self._store.record(Dropped(group, misfit))
         return not misfit
 
-    def _read(self, split: Split, prompt_index: int) -> tuple[bytes, str]:
-        """The ids of a prompt, and the name of what keeps it from being answered: without ids
+    def _read(self, split: Split, prompt_index: int) -> tuple[ReadPrompt, str]:
+        """A prompt, and the name of what keeps it from being answered: without ids
         `prompt_unreadable`, where the task, the template or the tokenizer fails at it. Raises
         OSError, and what a machine that lacks something raises: they are not the prompt's."""
         try:
-            prompt = self._prompts.ids(split, prompt_index)
+            prompt = self._prompts.read(split, prompt_index)
         except OSError:
             raise
         except Exception as error:  # a task's code may raise anything
@@ -162,8 +163,8 @@ class Admission:
                     "%s prompt %d cannot be read: %s", split, prompt_index, self.unreadable
                 )
                 self._log_unreadable -= 1
-            return b"", "prompt_unreadable"
-        return prompt, self._misfit(prompt)
+            return ReadPrompt(b""), "prompt_unreadable"
+        return prompt, self._misfit(prompt.ids)
 
     def _misfit(self, prompt: bytes) -> str:
         """The name of what keeps a prompt (`int32` ids) from being answered; empty where nothing

@@ -157,6 +157,7 @@ class Placement:
                     attempt=attempt,
                     key=key,
                     split=split,
+                    images=self._store.experience.groups[call.group].images,
                     prompt_tokens=len(context) // 4,
                     prefix_tokens=call.tokens,
                     max_new_tokens=call.remaining,

@@ -4,8 +4,8 @@ groups, so a resumed run continues with the same (asyncrl/algorithms/selection).
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-from typing import Protocol
+from collections.abc import Callable, Container, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from asyncrl.algorithms.selection.prompt_history import History
 from asyncrl.config.selection_names import CURRICULA
 from asyncrl.config.strategies import blamed
 from asyncrl.messages import Split
-from asyncrl.tasks.prompt import Prompt
+from asyncrl.tasks.prompt import ChatPrompt, Prompt
 
 
 class Source(Protocol):
@@ -24,6 +24,22 @@ class Source(Protocol):
     def size(self, split: Split) -> int: ...
 
     def prompt(self, split: Split, prompt_index: int) -> Prompt: ...
+
+
+class ReadPrompt(NamedTuple):
+    """A prompt as a model reads it: its token ids, int32 [tokens], and the hashes of the images
+    that its placeholders stand for.
+
+    >>> ReadPrompt(bytes(4)).images
+    ()
+    """
+
+    ids: bytes
+    images: tuple[str, ...] = ()
+
+
+Shown = Callable[[ChatPrompt], tuple[list[int], Sequence[str]]]
+"""Ids of a prompt with images, and the hashes of these, which are kept."""
 
 
 class Encoder(Protocol):
@@ -56,9 +72,11 @@ class PromptSource:
         curriculum: str = "in_order",
         parts: Sequence[TaskPart] = (),
         stages: Sequence[int] = (),
+        shown: Shown | None = None,
     ) -> None:
         """`parts` are the tasks, if there are several, and `stages` the places at which their next
-        shares begin."""
+        shares begin. `shown` reads prompts with images."""
+        self._shown = shown
         self._source = source
         self._encoder = encoder
         self._parts = parts
@@ -103,6 +121,14 @@ class PromptSource:
 
     def ids(self, split: Split, prompt_index: int) -> bytes:
         """Return the prompt's token ids: int32, [tokens]."""
-        return np.asarray(
-            self._encoder.encode(self._source.prompt(split, prompt_index)), np.int32
-        ).tobytes()
+        return self.read(split, prompt_index).ids
+
+    def read(self, split: Split, prompt_index: int) -> ReadPrompt:
+        """Return the prompt's token ids and images."""
+        images: Sequence[str] = ()
+        prompt = self._source.prompt(split, prompt_index)
+        if self._shown is not None and isinstance(prompt, ChatPrompt) and prompt.images:
+            ids, images = self._shown(prompt)
+        else:
+            ids = self._encoder.encode(prompt)
+        return ReadPrompt(np.asarray(ids, np.int32).tobytes(), tuple(images))

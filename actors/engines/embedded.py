@@ -13,7 +13,8 @@ from asyncrl.config.engines import Capabilities
 from asyncrl.engines.protocol import Engine
 from asyncrl.engines.spec import EngineContext, EngineKind
 from asyncrl.files import read_regular, write_whole
-from asyncrl.runtime.run_dir import PACKED
+from asyncrl.runtime.run_dir import IMAGES, PACKED
+from asyncrl.tasks.images.vision_model import run_images
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ class Embedded(EngineKind):
 
         from asyncrl.engines.embedded.embedded_options import embedded_options
         from asyncrl.engines.embedded.engine import EmbeddedEngine
+        from asyncrl.engines.embedded.engine_images import EngineImages
 
         config, run = context.config, context.run
         with torch.no_grad():
@@ -46,7 +48,13 @@ class Embedded(EngineKind):
             packed_from=_packed_from(run),
             records_routing=config.train.router_replay,
         )
-        engine = EmbeddedEngine(context.model, options, idle=context.waits.idle_for)
+        images = run_images(run / IMAGES, context.initial)
+        engine = EmbeddedEngine(
+            context.model,
+            options,
+            idle=context.waits.idle_for,
+            images=None if images is None else EngineImages(images),
+        )
         _remember(run, engine.packed_from)
         yield engine
 

@@ -27,7 +27,8 @@ class Request(msgspec.Struct, frozen=True):
     `ids` is the prompt and the `prefix_tokens` response tokens that are known already, int32. At
     most `max_new_tokens` (at least 1) more are sampled, at `temperature` (0: greedy). The draw of
     response token i depends on (run seed, `key`, i) and the distribution alone. `version` pins the
-    request to a version that the engine keeps; None follows the current one.
+    request to a version that the engine keeps; None follows the current one. `images` are the
+    hashes of those that the prompt's placeholders stand for, in their order.
 
     A prompt of three tokens, of whose response two are known; three more are to come, at the
     response's indices 2, 3 and 4:
@@ -48,6 +49,7 @@ class Request(msgspec.Struct, frozen=True):
     max_new_tokens: int
     temperature: float
     version: int | None = None
+    images: tuple[str, ...] = ()
 
 
 class Chunk(msgspec.Struct, frozen=True):

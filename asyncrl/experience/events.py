@@ -26,8 +26,8 @@ class Admitted(Event, frozen=True):
     prompts from which the next training prompt is searched. The answers to a held-out prompt are
     `sampled`, or greedy. With `played` its rollouts are episodes of an agent, each of at most
     `max_new_tokens` sampled tokens in total. A group with `most` over `size` may grow to that
-    (`Grown`). At most `imports` foreign answers of `source` join it
-    (`Imported`).
+    (`Grown`). At most `imports` foreign answers of `source` join it (`Imported`). `images` are the
+    hashes (sha256) of those that its placeholders stand for.
 
     Example: `Admitted(3, 24, 8, "train", 17, ids, 512)`: the prompt at 17 became group 3, with
     rollouts 24 to 31 of at most 512 tokens each.
@@ -49,6 +49,7 @@ class Admitted(Event, frozen=True):
     most: int = 0
     imports: int = 0
     source: Source = "own"
+    images: tuple[str, ...] = ()
 
 
 class Grown(Event, frozen=True):

@@ -141,7 +141,7 @@ class Group(msgspec.Struct):
     published, 0 before the first. `most` is the number of members to which it may grow; 0 where it
     does not, or has been completed. `imports` is the number of foreign answers of `source` that may
     join it; 0 where none may, or it was said which do. An agent plays its rollouts where it is
-    `played`.
+    `played`. `images` are the hashes of its prompt's.
     """
 
     id: int
@@ -161,6 +161,7 @@ class Group(msgspec.Struct):
     longest: int = 0
     imports: int = 0
     source: Source = "own"
+    images: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -219,6 +220,7 @@ class Group(msgspec.Struct):
             longest,
             event.imports,
             event.source,
+            event.images,
         )
 
     def grow(self, event: Grown) -> tuple[Rollout, ...]:
@@ -405,7 +407,9 @@ class Group(msgspec.Struct):
     @property
     def prompt_facts(self) -> PromptFacts:
         """The facts of its prompt at its admission, without the label of its task."""
-        return PromptFacts(self.prompt_index, "", self.prior, self.posterior, self.longest)
+        return PromptFacts(
+            self.prompt_index, "", self.prior, self.posterior, self.longest, self.images
+        )
 
     def sequences(self, member: Rollout) -> list[TrainingSequence]:
         """The training sequences of a member: the prompt with its response so far; for a sealed

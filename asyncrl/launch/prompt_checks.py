@@ -22,14 +22,16 @@ from asyncrl.bundled import bundled_model
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.derived import Row
 from asyncrl.config.mix import each
+from asyncrl.config.vision import unseen
 from asyncrl.escape import escaped
 from asyncrl.messages import NoVerdict, Split
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.tasks import Task, TaskError
+from asyncrl.tasks.foreign_process import CallEnded, CallFailed
 from asyncrl.tasks.judge_request import JudgeRequest
 from asyncrl.tasks.mixed import in_turn, tasks_of
-from asyncrl.tasks.prompt import ChatPrompt, text_of
-from asyncrl.tasks.template_process import TemplateEnded, TemplateFailed, TemplateProcess
+from asyncrl.tasks.prompt import ChatPrompt, Prompt, text_of
+from asyncrl.tasks.template_process import TemplateProcess
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.words import sentence
 
@@ -101,9 +103,9 @@ def _refuse_endless(tokenizer: Tokenizer, text: str) -> None:
     tried = TemplateProcess(lambda *_: tokenizer.decode(tokenizer.ids(text, start=True))[:1])
     try:
         tried.render((), ())
-    except TemplateEnded as error:
+    except CallEnded as error:
         raise TaskError(f"the model's tokenizer fails at the first prompt: {error}") from None
-    except TemplateFailed as error:
+    except CallFailed as error:
         raise TaskError(str(error)) from None
 
 
@@ -178,7 +180,7 @@ def _of_split(config: Config, task: Task, tokenizer: Tokenizer, split: Split) ->
             unfit["cannot be read"] += 1
             looked += 1
             continue
-        ids = np.asarray(tokenizer.encode(prompt), np.int64)
+        ids = np.asarray(_ids_of(config, tokenizer, prompt), np.int64)
         looked, longest = looked + 1, max(longest, len(ids))
         if not len(ids):
             unfit["have no token"] += 1
@@ -214,6 +216,16 @@ def _of_split(config: Config, task: Task, tokenizer: Tokenizer, split: Split) ->
     yield Row("note", "engine.context_tokens", f"{words}: {left_out}")
 
 
+def _ids_of(config: Config, tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
+    """The ids of a prompt, which may have images. Raises ConfigError where the settings have no
+    images, and TaskError."""
+    if not isinstance(prompt, ChatPrompt) or not prompt.images:
+        return tokenizer.encode(prompt)
+    if why := unseen(config):
+        raise ConfigError(f"prompts have images, and {why}.")
+    return tokenizer.encode_shown(prompt)[0]
+
+
 def _unsayable(answer: str, tokenizer: Tokenizer, most: int) -> str:
     """The reason why a response cannot be this answer, in words; empty if it can."""
     ids = tokenizer.ids(answer)
@@ -237,7 +249,9 @@ def _of_verifiers(config: Config, task: Task, tokenizer: Tokenizer) -> list[Row]
                     continue  # no program is known
                 answer = answer or UNANSWERED
                 ids = np.asarray(tokenizer.ids(answer), np.int32).tobytes()
-                asked = np.asarray(tokenizer.encode(task.prompt("train", index)), np.int32)
+                asked = np.asarray(
+                    _ids_of(config, tokenizer, task.prompt("train", index)), np.int32
+                )
                 reply = await verifiers.judge("train", index, ids, "stop", asked.tobytes())
                 if isinstance(reply, JudgeRequest):  # a judge is asked nothing before a run
                     continue

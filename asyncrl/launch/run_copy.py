@@ -34,7 +34,7 @@ from asyncrl.launch.stored_copy import (
     is_stored,
     refuse_unfit_store,
 )
-from asyncrl.runtime.run_dir import CODE, JOURNAL, METRICS, ORIGINS, PACKED, RUN_TOML
+from asyncrl.runtime.run_dir import CODE, IMAGES, JOURNAL, METRICS, ORIGINS, PACKED, RUN_TOML
 from asyncrl.training.checkpoint_index import SCALARS, CheckpointError, checkpoint_path, complete
 
 logger = logging.getLogger(__name__)
@@ -127,6 +127,10 @@ def copy_run(run: Path, copy: Path) -> None:
     for name in code_files(run):
         (copy / CODE).mkdir(exist_ok=True, mode=0o700)
         _copy_file(run / CODE / name, copy / CODE / name)
+    for image in sorted((run / IMAGES).glob("*")) if (run / IMAGES).is_dir() else ():
+        (copy / IMAGES).mkdir(exist_ok=True, mode=0o700)
+        if not (copy / IMAGES / image.name).exists():  # a name is a hash of its bytes
+            _copy_file(image, copy / IMAGES / image.name)
     _synced(journal)
     journal.replace(copy / JOURNAL)
     _synced(copy)

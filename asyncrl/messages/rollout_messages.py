@@ -21,7 +21,7 @@ class Lease(Part, frozen=True):
     """One rollout to generate. `prefix_tokens` of its response are known already (it is resumed);
     at most `max_new_tokens` more may be sampled. `key` and a token's index decide that token's
     draw, independently of other rollouts. `version` pins the weights (evaluation); None: the
-    current ones."""
+    current ones. `images` are the hashes of those that its prompt's placeholders stand for."""
 
     rollout: int
     attempt: int
@@ -32,6 +32,7 @@ class Lease(Part, frozen=True):
     max_new_tokens: int
     temperature: float
     version: int | None
+    images: tuple[str, ...] = ()
 
 
 class Leases(Message, frozen=True):

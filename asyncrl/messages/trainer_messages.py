@@ -65,7 +65,8 @@ class PromptFacts(Part, frozen=True):
     (negative: not known), its task's `label` (empty where there is one task), the mean of the
     rewards of earlier visits and their weight (`prior`; (0, 0) without any), and the parameters
     (a, b) of the Beta posterior of the chance that a rollout solves it; `longest` is the number of
-    tokens of its longest right answer, 0 where there was none.
+    tokens of its longest right answer, 0 where there was none; `images` are the hashes of its
+    images.
 
     >>> PromptFacts(7, posterior=(2.0, 6.0)).solve_rate
     0.25
@@ -76,6 +77,7 @@ class PromptFacts(Part, frozen=True):
     prior: tuple[float, float] = (0.0, 0.0)
     posterior: tuple[float, float] = (1.0, 1.0)
     longest: int = 0
+    images: tuple[str, ...] = ()
 
     @property
     def solve_rate(self) -> float:

@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from asyncrl.config.errors import ConfigError
@@ -32,6 +33,7 @@ from asyncrl.messages import Split
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.data.chat_messages import as_text, conversation
+from asyncrl.tasks.images.image_source import beside, with_images
 from asyncrl.tasks.partial_credit import exactly, settled_reward
 from asyncrl.tasks.prompt import ChatPrompt, Messages, Prompt, text_of
 from asyncrl.tasks.template import render
@@ -181,7 +183,14 @@ class OwnTask:
         question = self._question(split, prompt_index, self._row(split, prompt_index))
         if isinstance(question, str):
             return render(self._config, question)
-        return ChatPrompt(question, render(self._config, as_text(question)))
+        try:
+            messages, found = with_images(question, ())
+            images = [beside(Path.cwd(), image) for image in found]
+        except LookupError as error:
+            raise self._error(
+                f"makes no prompt of row {prompt_index} of {split}: {error}"
+            ) from error
+        return ChatPrompt(messages, render(self._config, as_text(messages)), [], images)
 
     def answer(self, split: Split, prompt_index: int) -> str | None:
         row = self._row(split, prompt_index)

@@ -6,13 +6,16 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.tasks.images.image_source import ImageSource
+
 Messages = list[dict[str, Any]]
 """Messages of a conversation: objects with `role` and `content`, and what else templates read."""
 
 
 class ChatPrompt(msgspec.Struct, frozen=True):
     """A conversation that the model continues. `text` is all of it as one text, for a model without
-    a chat template; `tools` are descriptions of functions, as chat templates take them.
+    a chat template; `tools` are descriptions of functions, as chat templates take them. `images`
+    are those of the parts `{"type": "image"}` of its contents, in their order, with paths in full.
 
     >>> ChatPrompt([{"role": "user", "content": "1 + 1?"}], "1 + 1?\\n").text
     '1 + 1?\\n'
@@ -21,6 +24,7 @@ class ChatPrompt(msgspec.Struct, frozen=True):
     messages: Messages
     text: str
     tools: Messages = []
+    images: list[ImageSource] = []
 
 
 Prompt = str | ChatPrompt | list[int]

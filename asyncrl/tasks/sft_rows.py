@@ -28,6 +28,8 @@ from asyncrl.tasks.row_keys import value_at
 from asyncrl.tasks.template import render
 from asyncrl.tasks.text import Tokenizer
 
+IMAGED = "it has an image, and a supervised run learns texts so far"
+
 
 class SftRow(NamedTuple):
     """One row, from the place `where`: a `prompt`, and the `answer` to it. Of a conversation there
@@ -156,11 +158,15 @@ def row_of(config: TaskConfig, data: DataSet, index: int) -> SftRow:
             messages, tools = conversation(talk), tools_of(raw.get("tools"))
             if (system := system_of(raw)) and messages[0]["role"] not in FIRST:
                 messages.insert(0, {"role": "system", "content": system})
+            if any(isinstance(message["content"], list) for message in messages):
+                raise LookupError(IMAGED)
             if form.answer == LAST or messages[-1]["role"] == ASSISTANT:
                 return _talk(config, where, messages, tools)
     except LookupError as error:
         raise TaskError(f"{where}: {error}") from error
     read = data.read_as_it_is(index, raw)
+    if read.images:
+        raise TaskError(f"{where}: {IMAGED}")
     if messages := messages_of_prompt(read.prompt):
         _refuse_silent(where, read.response)
         whole = [*messages, {"role": ASSISTANT, "content": read.response}]

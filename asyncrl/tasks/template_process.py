@@ -1,59 +1,22 @@
-"""A function of foreign files, such as a chat template, in a process of its own. Invariant: each
-call returns or raises, and costs at most SECONDS of a core and BYTES of memory, whatever it does.
-
-A template is foreign code. The sandbox of Jinja keeps it from Python, but not from one operation
-that takes hours and holds the interpreter, such as `10 ** 10 ** 9`: the kernel alone ends that. The
-process is a fork, which has imported what it needs; it holds no file of its parent, and ends with
-it.
-"""
+"""A chat template in a process of its own, within the bounds of `foreign_process`."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import json
-import os
-import resource
-import signal
-import socket
-import struct
-import sys
-import threading
-import warnings
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
-from asyncrl.runtime.processes.title import set_title
+from asyncrl.tasks.foreign_process import CallFailed, ForeignProcess, error_line
 
-SECONDS = 2.0
-"""Seconds of a core for one conversation; the longest take a tenth of one."""
-BYTES = 2**29
-"""Bytes of memory that a template may take beside what the process has at first."""
 CHARACTERS = 2**24
 """Characters of a rendered conversation, at most."""
-ENDS = 3
-"""Processes that a template may cost, before none is started any more."""
-_WAIT_S = 120.0
-"""Seconds to wait for SECONDS of a core on a busy machine."""
-_SIZE = struct.Struct("<?Q")
-"""True for a text, false for an error; and its number of bytes."""
 
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], str]
 
 
-class TemplateFailed(Exception):
-    """The template cannot render a conversation; the message says why."""
-
-
-class TemplateEnded(TemplateFailed):
-    """The process of the template ended; the message says why."""
-
-
-class TemplateProcess:
-    """Calls of a function that renders a conversation with tools. May be used by several threads,
-    and in forks of the process that made it.
+class TemplateProcess(ForeignProcess):
+    """Calls of a function that renders a conversation with tools.
 
     >>> process = TemplateProcess(lambda messages, tools: messages[0]["content"].upper())
     >>> process.render([{"role": "user", "content": "1 + 1 is?"}], ())
@@ -61,149 +24,28 @@ class TemplateProcess:
     """
 
     def __init__(self, render: Render) -> None:
-        self._render, self._turn = render, threading.Lock()
-        self._child: _Child | None = None
-        self._ends, self._why = 0, ""
+        super().__init__(partial(_rendered, render))
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
     ) -> str:
-        """A conversation as the function renders it. Raises TemplateFailed."""
+        """A conversation as the function renders it. Raises CallFailed."""
         try:
             asked = json.dumps([list(messages), list(tools)]).encode()
         except (TypeError, ValueError, RecursionError) as error:
-            raise TemplateFailed(_words(error)) from error
-        with self._turn:
-            if self._ends >= ENDS:
-                raise TemplateEnded(self._why)
-            if self._child is None or self._child.owner != os.getpid():
-                self._child = _start(self._render)
-                weakref.finalize(self, _end, self._child)
-            try:
-                good, data = _answer(self._child.link, asked)
-            except (OSError, EOFError) as error:
-                self._ends, self._why = self._ends + 1, _end(self._child)
-                if isinstance(error, TimeoutError):
-                    self._why = f"there is no answer of it in {_WAIT_S:g} s"
-                self._child = None
-                raise TemplateEnded(self._why) from error
-        text = data.decode()
-        if not good:
-            raise TemplateFailed(text)
-        return text
+            raise CallFailed(error_line(error)) from error
+        return self.call(asked).decode()
 
 
-class _Child(NamedTuple):
-    owner: int
-    pid: int
-    link: socket.socket
-
-
-def _start(render: Render) -> _Child:
-    ours, theirs = socket.socketpair()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # other threads hold nothing it needs
-        pid = os.fork()
-    if not pid:
-        _be_child(render, theirs.detach())
-    theirs.close()
-    ours.settimeout(_WAIT_S)
-    return _Child(os.getpid(), pid, ours)
-
-
-def _end(child: _Child) -> str:
-    """End a process of this one; does nothing for one of another. Returns in words why it ended."""
-    child.link.close()
-    if child.owner != os.getpid():
-        return ""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(child.pid, signal.SIGKILL)  # no harm to one that has ended
-    status = 0
-    with contextlib.suppress(ChildProcessError):  # one that reaps every child was first
-        status = os.waitpid(child.pid, 0)[1]
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
-        return f"it computes for more than {SECONDS:g} s"
-    return "it ended its process"
-
-
-def _answer(link: socket.socket, asked: bytes) -> tuple[bool, bytes]:
-    """The answer of the process to a request. Raises OSError, and EOFError if it ended."""
-    link.sendall(_SIZE.pack(True, len(asked)) + asked)
-    good, size = _SIZE.unpack(_read(link, _SIZE.size))
-    return good, _read(link, size)
-
-
-def _read(link: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        if not (piece := link.recv(min(size - len(data), 2**20))):
-            raise EOFError
-        data += piece
-    return bytes(data)
-
-
-def _words(error: BaseException) -> str:
-    """The first line of an error, or what its kind says."""
-    if said := str(error).strip().partition("\n")[0]:
-        return said
-    if isinstance(error, MemoryError):
-        return "it takes more memory than there is"
-    return type(error).__name__
-
-
-# ------------------------------------------------------------------------------------ the process
-
-
-def _be_child(render: Render, descriptor: int) -> None:
-    """Answer until the parent is gone; never returns."""
+def _rendered(render: Render, asked: bytes) -> bytes:
+    """The text of a conversation, in the process of the template. Raises what that raises, and
+    ValueError for a text that cannot be sent."""
+    text = render(*json.loads(asked))
+    if len(text) > CHARACTERS:
+        raise ValueError(f"it gives more than {CHARACTERS:,} characters")
     try:
-        _be_alone(descriptor)
-        with socket.socket(fileno=descriptor) as link:
-            while True:
-                size = _SIZE.unpack(_read(link, _SIZE.size))[1]
-                messages, tools = json.loads(_read(link, size))
-                signal.setitimer(signal.ITIMER_PROF, SECONDS)
-                good, data = _rendered(render, messages, tools)
-                signal.setitimer(signal.ITIMER_PROF, 0)
-                link.sendall(_SIZE.pack(good, len(data)))
-                link.sendall(data)
-    except BaseException:  # noqa: BLE001 a fork never runs what its parent would
-        pass
-    finally:
-        os._exit(0)
-
-
-def _rendered(render: Render, messages: Any, tools: Any) -> tuple[bool, bytes]:
-    """The text, or the error in words."""
-    try:
-        text = render(messages, tools)
-        if len(text) <= CHARACTERS:
-            return True, text.encode()
-        said = f"it gives more than {CHARACTERS:,} characters"
+        return text.encode()
     except UnicodeEncodeError:
-        said = "the text has half of a surrogate pair, which is not a character"
-    except Exception as error:  # noqa: BLE001 a template is foreign code, and may raise anything
-        said = _words(error)
-    return False, said[:2000].encode(errors="replace")
-
-
-def _be_alone(descriptor: int) -> None:
-    """Keep no other file, no handler of a signal, no name of the parent's, and no more memory than
-    a template may take."""
-    with contextlib.suppress(OSError):  # a system without /proc
-        set_title([sys.executable, "-m", __name__])
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGPROF, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's, which ends this with itself
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    os.closerange(0, descriptor)
-    os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    gc.freeze()
-    with contextlib.suppress(OSError, ValueError):  # a system without /proc
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-        most = pages * resource.getpagesize() + BYTES
-        if soft == resource.RLIM_INFINITY or most < soft:
-            resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+        raise ValueError(
+            "the text has half of a surrogate pair, which is not a character"
+        ) from None

@@ -21,8 +21,12 @@ from asyncrl.config.paths import is_file
 from asyncrl.escape import escaped
 from asyncrl.files import JSON_BYTES, read_regular
 from asyncrl.tasks import TaskError
+from asyncrl.tasks.foreign_process import CallFailed
+from asyncrl.tasks.images.image_decoder import read_image
+from asyncrl.tasks.images.pixels import written_png
+from asyncrl.tasks.images.vision_model import VisionModel
 from asyncrl.tasks.prompt import ChatPrompt, Prompt
-from asyncrl.tasks.template_process import TemplateFailed, TemplateProcess
+from asyncrl.tasks.template_process import TemplateProcess
 
 _USUAL = 8
 """Characters a token, up to which a text is tokenized without counting first."""
@@ -91,12 +95,32 @@ class Tokenizer:
         if isinstance(prompt, list):
             return prompt
         if isinstance(prompt, ChatPrompt):
+            if prompt.images:
+                raise TaskError("the prompt has an image, which is read in a run alone")
             if self.has_template:
                 return self.ids(self.render(prompt.messages, prompt.tools))
             return self.ids(prompt.text, start=True)
         if not self._own_chat:
             return self.ids(prompt, start=True)
         return self.ids(self.render([{"role": "user", "content": prompt}]))
+
+    def encode_shown(self, prompt: ChatPrompt) -> tuple[list[int], list[bytes]]:
+        """The ids of a conversation with images, each with as many placeholders as the model's own
+        processor gives it, and the images, as they are kept. Raises TaskError."""
+        model = self._vision
+        if not self.has_template:
+            raise TaskError("the prompt has an image, and the model has no chat template")
+        try:
+            pixels = [read_image(image) for image in prompt.images]
+        except LookupError as error:
+            raise TaskError(str(error)) from error
+        ids = self.ids(self.render(prompt.messages, prompt.tools))
+        ids = model.expanded(ids, [model.tokens(one) for one in pixels])
+        return ids, [written_png(one) for one in pixels]
+
+    @cached_property
+    def _vision(self) -> VisionModel:
+        return VisionModel(Path(self._directory))
 
     @cached_property
     def has_template(self) -> bool:
@@ -131,7 +155,7 @@ class Tokenizer:
             )
         try:
             return self._templates[written].render(messages, tools)
-        except TemplateFailed as error:
+        except CallFailed as error:
             raise TaskError(
                 f"the model's chat template cannot render this: {escaped(str(error), 300)}"
             ) from error

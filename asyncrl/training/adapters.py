@@ -35,6 +35,8 @@ _PREFIX = "base_model.model."
 """The beginning of each name in peft's files."""
 _CONFIG = "asyncrl_lora"
 """Attribute of a model with adapters: peft's configuration of them."""
+_FROZEN = "asyncrl_frozen"
+"""Attribute of a model of which a part does not learn: the beginning of that part's names."""
 _BASE = "asyncrl_base"
 """Attribute of a model that has adapters: the digest of its base, once it was computed."""
 
@@ -128,11 +130,18 @@ def adapted(model: nn.Module) -> bool:
 
 
 def learning(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters that learn, by name: all, or those of adapters."""
+    """The parameters that learn, by name: all but those of a frozen part, or those of adapters."""
     names = {id(p) for _, p in _matrices(model)} if adapted(model) else None
+    frozen: tuple[str, ...] = getattr(model, _FROZEN, ())
     for name, parameter in model.named_parameters():
-        if names is None or id(parameter) in names:
+        if (names is None or id(parameter) in names) and not name.startswith(frozen):
             yield name, parameter
+
+
+def freeze(model: nn.Module, part: str) -> None:
+    """Keep the weights of a part of the model, whose names begin with `part`."""
+    model.get_submodule(part).requires_grad_(False)
+    setattr(model, _FROZEN, (f"{part}.",))
 
 
 def adapters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -60,7 +60,7 @@ def _undecodable(model: PreTrainedModel, engine: EngineConfig) -> str:
     rows = model.get_input_embeddings().weight.shape[0]
     stops, tokens = Tokenizer(sys.argv[1]).stop_ids, engine.context_tokens
     name, weights = type(model).__name__, (weight for weight, _ in model.named_parameters())
-    return undecodable(name, model.config, weights, tokens, stops, rows)
+    return undecodable(name, model.config.get_text_config(), weights, tokens, stops, rows)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from asyncrl.messages import ERROR_TOKEN, TRAINABLE_TOKEN, TRUNCATED_TOKEN, MicroBatch, Sample
 from asyncrl.training.packing import PackedBatch, pack
+from asyncrl.training.shown_images import TrainedImages
 
 
 class Batch(NamedTuple):
@@ -58,11 +59,13 @@ def read(
     shared: bool,
     device: str = "cpu",
     ranks: int = 1,
+    images: TrainedImages | None = None,
 ) -> Batch:
     """The tensors of a micro-batch with at least one sample; common prefixes of samples are
-    `shared` or not, and passes are sized for the type of `device` and `ranks` (`pack`).
-    Raises ValueError where the buffers or the spans do not fit it, or a token is newer than the
-    policy that the step starts from."""
+    `shared` or not, and passes are sized for the type of `device` and `ranks` (`pack`). `images`
+    are those of the run; without them prompts with images are refused. Raises ValueError where the
+    buffers or the spans do not fit it, or a token is newer than the policy that the step starts
+    from."""
     if len(buffers) not in (3, 4):
         raise ValueError(f"a micro-batch comes with 3 or 4 buffers, not {len(buffers)}")
     ids, behaviour, mask = (
@@ -82,7 +85,7 @@ def read(
             f"{batch.step} starts from"
         )
     return Batch(
-        texts(batch.samples, ids, shared=shared, device=device, ranks=ranks),
+        _shown(batch, ids, images, shared=shared, device=device, ranks=ranks),
         torch.from_numpy(behaviour.copy()),
         torch.from_numpy(mask == TRAINABLE_TOKEN),
         torch.repeat_interleave(torch.tensor(sampled)),
@@ -104,6 +107,26 @@ def _own(samples: Sequence[Sample]) -> Tensor | None:
         return None
     own = torch.tensor([span.source == "own" for span in spans])
     return torch.repeat_interleave(own, torch.tensor([span.end - span.start for span in spans]))
+
+
+def _shown(
+    batch: MicroBatch,
+    ids: NDArray[np.int32],
+    images: TrainedImages | None,
+    *,
+    shared: bool,
+    device: str,
+    ranks: int,
+) -> list[PackedBatch]:
+    """The packed sequences of a micro-batch, with the images of its prompts."""
+    named = {group: facts.images for group, facts in batch.prompts.items() if facts.images}
+    if not named:
+        return texts(batch.samples, ids, shared=shared, device=device, ranks=ranks)
+    if images is None:
+        raise ValueError("prompts have images, and this trainer was opened without those of a run")
+    marked, every = images.marked(batch.samples, ids, named)
+    packed = texts(batch.samples, marked, shared=shared, device=device, ranks=ranks)
+    return [one._replace(shown=images.shown(one.ids, one.tree.paths(), every)) for one in packed]
 
 
 def _leaves(samples: Sequence[Sample]) -> Tensor | None:

@@ -115,7 +115,7 @@ def may_share(model: PreTrainedModel) -> bool:
     """True if a model's configuration allows each token once: all its layers have full attention,
     computed by torch's own function through the interface that ours is registered with, and nothing
     else in it mixes tokens."""
-    config: Any = model.config
+    config: Any = model.config.get_text_config()
     return (
         bool(model._supports_attention_backend)
         and not model._is_stateful
@@ -216,6 +216,8 @@ def _outputs(
 ) -> Tensor:
     """Logits of each response token, [tokens, vocabulary]; or the `inputs` of the output layer
     there, [tokens, size]."""
+    if packed.shown is not None and not shares(model):
+        raise ValueError("images need passes that give each token once, which this model has not")
     if shares(model):
         return _packed(model, packed, attention_of(model, packed), inputs=inputs, routed=routed)
     device = model.device
@@ -270,6 +272,15 @@ def _packed(
     routed: RoutedTokens | None = None,
 ) -> Tensor:
     device = model.device
+    given: dict[str, Any] = {
+        "input_ids": packed.ids.to(device)[None],
+        "position_ids": packed.positions.to(device)[None],
+    }
+    if packed.shown is not None:
+        given = {
+            "inputs_embeds": packed.shown.inputs(model, packed.ids)[None],
+            "position_ids": packed.shown.positions.to(device)[:, None],
+        }
     with _attention(model):
         return _at(
             model,
@@ -277,8 +288,7 @@ def _packed(
             inputs=inputs,
             routed=routed,
             recorded=_moved(packed.recorded, device),
-            input_ids=packed.ids.to(device)[None],
-            position_ids=packed.positions.to(device)[None],
+            **given,
             tree=attention,
         )
 
@@ -321,7 +331,7 @@ def _at(
 @contextmanager
 def _attention(model: PreTrainedModel) -> Iterator[None]:
     """Use our attention in the model for the length of the block."""
-    config: Any = model.config
+    config: Any = model.config.get_text_config()
     config._attn_implementation = NAME
     try:
         yield

@@ -45,6 +45,7 @@ from asyncrl.training.ranks.by_all import measured_by_all, scored_by_all
 from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.recomputation import recompute
 from asyncrl.training.schedule import learning_rate
+from asyncrl.training.shown_images import TrainedImages
 from asyncrl.training.sums import Sums
 from asyncrl.training.supervised import SupervisedLoss
 from asyncrl.training.weight_average import WeightAverage
@@ -74,6 +75,7 @@ class Learner:
     `accumulate` for micro-batches that were held until the last step was closed. `kl_terms` are the
     terms of policies that do not learn; `supervised` is the loss of examples. `rank` is this
     process's rank among those that train the model, with its shards; all ranks get the same calls.
+    `images` are those of the run's prompts, for a model that reads them.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Learner:
         kl_terms: KlTerms | None = None,
         supervised: SupervisedLoss | None = None,
         rank: Rank = ALONE,
+        images: TrainedImages | None = None,
     ) -> None:
         model.train(False)
         accelerate(model)
@@ -110,6 +113,7 @@ class Learner:
             WeightAverage(model, self.master_weights, train.ema, rank) if train.ema else None
         )
         self.rank = rank
+        self._images = images
         self._train, self._staleness, self._temperature = train, staleness, temperature
         self._loss = Loss(train, staleness, budget)
         self._advantage, self._group_weight = credited(train), group_weight_of(train)
@@ -216,8 +220,14 @@ class Learner:
         return counts
 
     def _read(self, batch: MicroBatch, buffers: Sequence[memoryview | bytes]) -> Batch:
-        device = self.model.device.type
-        return read(batch, buffers, shared=shares(self.model), device=device, ranks=self.rank.size)
+        return read(
+            batch,
+            buffers,
+            shared=shares(self.model),
+            device=self.model.device.type,
+            ranks=self.rank.size,
+            images=self._images,
+        )
 
     def _scores(self, batch: MicroBatch, tensors: Batch, trainable: Tensor) -> Tensor | None:
         """Log-probabilities of a micro-batch's tokens under a proximal policy whose weights are not

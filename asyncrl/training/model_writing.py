@@ -35,6 +35,7 @@ TOKENIZER = (
     "vocab.json",
     "merges.txt",
     "chat_template.jinja",
+    "preprocessor_config.json",
 )
 
 

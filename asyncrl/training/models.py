@@ -23,6 +23,7 @@ from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -32,9 +33,11 @@ from transformers.utils import logging
 from asyncrl.algorithms.routing.balance import own_biases
 from asyncrl.config.errors import InputError
 from asyncrl.escape import escaped
+from asyncrl.tasks.images.vision_model import FAMILIES
 from asyncrl.training.stored_weights import PIECE, said_of, stored_weights
 
-_AUTO: Any = AutoModelForCausalLM  # its methods carry no types
+_TEXT: Any = AutoModelForCausalLM  # their methods carry no types
+_VISION: Any = AutoModelForImageTextToText
 logging.disable_progress_bar()  # of weights read and written: a log is not a terminal
 
 
@@ -53,7 +56,7 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrain
     config = _config(path)
     _refuse_other_files(path)
     try:
-        model, info = _AUTO.from_pretrained(
+        model, info = _auto(config).from_pretrained(
             path,
             config=config,
             dtype=dtype,
@@ -102,7 +105,7 @@ def empty_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrai
     """The model at `path` with arbitrary weights, which a publication replaces. It needs only
     config.json. Raises ModelError."""
     config = _config(Path(path))
-    if type(config) not in _AUTO._model_mapping:
+    if type(config) not in _auto(config)._model_mapping:
         raise ModelError(
             f"{Path(path) / 'config.json'} is of the family {escaped(config.model_type, 60)!r}, "
             f"which no engine serves: transformers {transformers.__version__} has no causal "
@@ -110,7 +113,7 @@ def empty_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrai
         )
     try:
         with no_init_weights():
-            model = _AUTO.from_config(config, dtype=dtype, trust_remote_code=False)
+            model = _auto(config).from_config(config, dtype=dtype, trust_remote_code=False)
     except Exception as error:
         raise ModelError(
             f"{Path(path) / 'config.json'} describes no model that can be made: "
@@ -179,12 +182,18 @@ def model_with(
     """A model with these weights, which are not copied. It has no buffers: it is for writing, not
     for computing."""
     with torch.device("meta"):
-        model: PreTrainedModel = _AUTO.from_config(
+        model: PreTrainedModel = _auto(config).from_config(
             copy.deepcopy(config), dtype=dtype, trust_remote_code=False
         )
     model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()
     return model
+
+
+def _auto(config: PretrainedConfig) -> Any:
+    """The class that makes a model: of text, or of text and images in a family whose images are
+    read."""
+    return _VISION if config.model_type in FAMILIES else _TEXT
 
 
 def _evaluating(model: Any) -> PreTrainedModel:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.training.even_packs import even_packs
+from asyncrl.training.shown_images import ShownImages
 from asyncrl.training.trees.attention_tables import AttentionTable, attention_tables
 from asyncrl.training.trees.prefix_tree import Ints, PrefixTree, prefix_tree, ranges
 
@@ -55,7 +56,8 @@ class PackedBatch(NamedTuple):
     token, int64 [tokens]: `logit_positions`, the place of the token before; `sequences`, its sample
     in the tree; `targets`, its id; `tokens`, its index among the micro-batch's response tokens.
     `recorded`: of each place the experts that it had when the token after it was sampled, int16
-    [places, routers, experts of a token], -1 where unknown; None: nothing is known.
+    [places, routers, experts of a token], -1 where unknown; None: nothing is known. `shown`: the
+    images of its prompts, whose parts have negative ids; None: there are none.
 
     Two samples with the prompt 7 8, and the responses 1 2 and 3. The last token of a response has
     no place, and the places are padded to 8:
@@ -79,6 +81,7 @@ class PackedBatch(NamedTuple):
     targets: Tensor
     tokens: Tensor
     recorded: Tensor | None = None
+    shown: ShownImages | None = None
 
 
 def missing_to_size(count: int) -> int:
@@ -202,7 +205,10 @@ def _packed(
         torch.from_numpy(np.append(tree.ends(), np.arange(size, size + missing) + 1)),
         tables,
         torch.from_numpy(np.pad(home, (0, missing))),
-        *map(torch.from_numpy, (places, sequences, targets, tokens)),
+        torch.from_numpy(places),
+        torch.from_numpy(sequences),
+        torch.from_numpy(targets),
+        torch.from_numpy(tokens),
     )
 
 
@@ -225,9 +231,14 @@ def part_of(packed: PackedBatch, wanted: Tensor) -> PackedBatch:
         packed.targets.numpy()[chosen],
         packed.tokens.numpy()[chosen],
     )
-    if packed.recorded is None:
+    if packed.recorded is None and packed.shown is None:
         return part
     before, after = packed.tree.paths(), part.tree.paths()
+    if packed.shown is not None:
+        moved = [(after[number], before[s]) for number, s in enumerate(needed.tolist())]
+        part = part._replace(shown=packed.shown.moved(moved, len(part.ids)))
+    if packed.recorded is None:
+        return part
     recorded = packed.recorded.new_full((len(part.ids), *packed.recorded.shape[1:]), -1)
     for number, sequence in enumerate(needed.tolist()):
         recorded[after[number]] = packed.recorded[before[sequence]]

@@ -280,8 +280,8 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "none.jsonl": (lines([{"prompt": "1", "answer": []}]), "its answer is no text, number or list"),
     "object.jsonl": (lines([{"prompt": "1", "answer": {"of": 1}}]), "name a key of it in task.an"),
     "parts.jsonl": (
-        lines([{"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "1"}]),
-        "line 1: its message 1 has a part that is no text",
+        lines([{"prompt": [{"role": "user", "content": [{"type": "audio"}]}], "answer": "1"}]),
+        "line 1: its message 1 has a part that is neither text nor image",
     ),
     "no user.jsonl": (lines([{"messages": [SYSTEM, said("1")]}]), "have no user's among them"),
     "late system.jsonl": (

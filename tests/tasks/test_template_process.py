@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from asyncrl.tasks import template_process
-from asyncrl.tasks.template_process import ENDS, TemplateFailed, TemplateProcess
+from asyncrl.tasks import foreign_process
+from asyncrl.tasks.foreign_process import ENDS, CallFailed
+from asyncrl.tasks.template_process import TemplateProcess
 
 HALF = chr(0xD83D)
 """Half of a surrogate pair, which is no character."""
@@ -22,7 +23,7 @@ HALF = chr(0xD83D)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_process, "SECONDS", 0.2)
+    monkeypatch.setattr(foreign_process, "SECONDS", 0.2)
 
 
 def pid_of(process: TemplateProcess) -> int:
@@ -41,7 +42,7 @@ def test_it_gets_what_was_given_and_gives_what_it_gets() -> None:
     for said in ("", "é", "\0", "x" * 300_000):
         messages: list[dict[str, Any]] = [{"content": said, "n": 2**70, "in": [None, True, 0.5]}]
         assert process.render(messages, [{"a": 1}]) == shown(messages, [{"a": 1}])
-    with pytest.raises(TemplateFailed, match="not JSON serializable"):
+    with pytest.raises(CallFailed, match="not JSON serializable"):
         process.render([{"content": object()}], ())
 
 
@@ -78,7 +79,7 @@ def test_whatever_it_does_is_a_sentence_and_the_next_call_is_answered(kind: str)
     does, says = HOSTILE[kind]
     process = TemplateProcess(lambda messages, tools: "good" if messages else does())
     for _ in range(ENDS - 1):
-        with pytest.raises(TemplateFailed, match=says):
+        with pytest.raises(CallFailed, match=says):
             process.render([], ())
         assert process.render([{}], ()) == "good"
 
@@ -94,10 +95,10 @@ def test_it_has_a_name_of_its_own() -> None:
 def test_after_several_ends_it_is_not_started_again() -> None:
     process = TemplateProcess(lambda messages, tools: _spin())
     for _ in range(ENDS):
-        with pytest.raises(TemplateFailed, match="computes for"):
+        with pytest.raises(CallFailed, match="computes for"):
             process.render([], ())
     began = time.process_time()
-    with pytest.raises(TemplateFailed, match="computes for"):
+    with pytest.raises(CallFailed, match="computes for"):
         process.render([], ())
     assert process._child is None and time.process_time() - began < 0.1
 

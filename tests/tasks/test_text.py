@@ -15,7 +15,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from asyncrl.bundled.bundled_model import END, END_ID, write_tokenizer
-from asyncrl.tasks import TaskError, template_process
+from asyncrl.tasks import TaskError, foreign_process
 from asyncrl.tasks.prompt import ChatPrompt
 from asyncrl.tasks.text import Tokenizer
 
@@ -198,7 +198,7 @@ def test_a_piece_of_text_and_a_conversation(tmp_path: Path) -> None:
 def test_a_chat_template_that_cannot_ask_is_refused_at_once(
     tmp_path: Path, template: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template_process, "SECONDS", 0.5)
+    monkeypatch.setattr(foreign_process, "SECONDS", 0.5)
     write_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(template)
     with pytest.raises(TaskError, match=says):

@@ -122,6 +122,15 @@ class ModelConfig(Section, frozen=True):
             )
         ),
     ] = "none"
+    train_vision: Annotated[
+        bool,
+        Meta(
+            description=(
+                "train the tower for images, too, of a model that reads them; false: only the "
+                "layers of text learn"
+            )
+        ),
+    ] = False
     lora: LoraConfig = LoraConfig()
 
     def contradictions(self, whole: Config) -> Contradictions:

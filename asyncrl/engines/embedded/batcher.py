@@ -19,25 +19,35 @@ from transformers import PreTrainedModel
 
 from asyncrl.config.decodable import undecodable
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
+from asyncrl.engines.embedded.engine_images import EngineImages
 from asyncrl.engines.embedded.lane import Lane, unstarted
 from asyncrl.engines.embedded.programs import computing
-from asyncrl.engines.protocol import Chunk, Request
+from asyncrl.engines.protocol import Chunk, Request, refusal
+from asyncrl.tasks import TaskError
 
 
 class Batcher:
     """The synchronous core of the embedded engine."""
 
-    def __init__(self, model: PreTrainedModel, options: EmbeddedOptions) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        options: EmbeddedOptions,
+        images: EngineImages | None = None,
+    ) -> None:
         embeddings = model.get_input_embeddings()
         assert isinstance(embeddings, nn.Embedding)
         self.vocab_size = embeddings.num_embeddings
         stops, vocabulary = options.stop_ids, self.vocab_size
         name, context = type(model).__name__, options.context_tokens
         weights = (weight for weight, _ in model.named_parameters())
-        if why := undecodable(name, model.config, weights, context, stops, vocabulary):
+        if why := undecodable(
+            name, model.config.get_text_config(), weights, context, stops, vocabulary
+        ):
             raise ValueError(why)
         self._recompute = options.kv == "recompute"
-        self._current = Lane(model, options, self.vocab_size)
+        self._images = images
+        self._current = Lane(model, options, self.vocab_size, images)
         # as measured: all lanes round alike
         self._options = msgspec.structs.replace(options, packed_from=self.packed_from)
         self._kept: dict[int, Lane] = {}
@@ -156,16 +166,31 @@ class Batcher:
         return [self._current, *self._kept.values()]
 
     def _another(self) -> Lane:
-        return Lane(copy.deepcopy(self._current.model), self._options, self.vocab_size)
+        return Lane(
+            copy.deepcopy(self._current.model), self._options, self.vocab_size, self._images
+        )
 
     def _queue(self, requests: Sequence[Request]) -> None:
-        for request in requests:
+        for asked in requests:
+            try:
+                request = self._marked(asked)
+            except (ValueError, TaskError) as error:
+                self._ready.append(refusal(asked, self.version, str(error)))
+                continue
             if request.version is None:
                 self._current.waiting.append(request)
             elif (kept := self._kept.get(request.version)) is not None:
                 kept.waiting.append(request)
             else:
                 self._ready.append(unstarted(request, request.version))
+
+    def _marked(self, request: Request) -> Request:
+        """The request, with ids that tell its images apart. Raises ValueError."""
+        if not request.images:
+            return request
+        if self._images is None:
+            raise ValueError("it has images, and this engine was opened without those of a run")
+        return self._images.marked(request)
 
     def _end(self, chosen: Callable[[Request], bool]) -> None:
         for lane in self._lanes:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 ATTENTION = "asyncrl_slots"
@@ -159,6 +159,13 @@ def attend(
     )
     weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
     return torch.matmul(weights, value).reshape(rows, 1, heads, -1), None
+
+
+def set_attention(model: PreTrainedModel, name: str) -> None:
+    """Use an attention in the layers of text of a model; its tower for images keeps its own."""
+    text = model.config.get_text_config()
+    parts = [key for key in model.config.sub_configs if getattr(model.config, key) is text]
+    model.set_attn_implementation(dict.fromkeys(parts, name) if parts else name)
 
 
 AttentionInterface.register(ATTENTION, attend)

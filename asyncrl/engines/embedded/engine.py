@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from asyncrl.engines.embedded.batcher import Batcher
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
+from asyncrl.engines.embedded.engine_images import EngineImages
 from asyncrl.engines.protocol import Emit, Idle, Request
 from asyncrl.engines.request_checks import refuse_misfit
 
@@ -24,7 +25,7 @@ class EmbeddedEngine:
     The engine owns `model` from here on, and samples nothing before the first `load`. Memory:
     `slots * context_tokens` keys and values a layer, and the weights; as much again for each
     version that is kept at a time, and never freed. `idle` counts waits named `weights` and
-    `requests`.
+    `requests`. `images` are those of the run, for a model that reads them.
 
     Threads: torch's current setting (`torch.set_num_threads`) is used and never changed. Raises
     ValueError for a model with attention other than full, or a context the model cannot hold.
@@ -36,8 +37,9 @@ class EmbeddedEngine:
         options: EmbeddedOptions,
         *,
         idle: Idle = nullcontext,
+        images: EngineImages | None = None,
     ) -> None:
-        self._batcher = Batcher(model, options)
+        self._batcher = Batcher(model, options, images)
         self._options, self._idle = options, idle
         self._model_turn = trio.Semaphore(1)  # no lock: no task owns a paused engine
         self._stood: float | None = None

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from asyncrl.algorithms.routing.records import encoded, experts_of
 from asyncrl.algorithms.routing.routers import passing, watch
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
+from asyncrl.engines.embedded.engine_images import EngineImages
 from asyncrl.engines.embedded.programs import Programs, new_cache
 from asyncrl.engines.embedded.slots import Slots
 from asyncrl.engines.protocol import Chunk, Request
@@ -36,13 +37,20 @@ class Lane:
     """Decodes requests with its own copy of the weights. `step` and `load` are called under
     `computing`."""
 
-    def __init__(self, model: PreTrainedModel, options: EmbeddedOptions, vocab_size: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        options: EmbeddedOptions,
+        vocab_size: int,
+        images: EngineImages | None = None,
+    ) -> None:
         slots, context_tokens = options.slots, options.context_tokens
         stops = np.zeros(vocab_size, np.bool_)
         stops[sorted(options.stop_ids)] = True
         model.train(False)
         records = bool(watch(model)) and options.records_routing  # watched: float32, as trained
         self.model = model.requires_grad_(False)
+        self._images = images
         self.version: int | None = None
         self.waiting: deque[Request] = deque()
         self._cache = new_cache(model, slots, context_tokens)
@@ -100,6 +108,7 @@ class Lane:
         tokens, behaviour, *routing = self.programs.decode(rows)(
             torch.from_numpy(slots.last[:rows]),
             torch.from_numpy(slots.positions[:rows]),
+            torch.from_numpy(slots.offsets[:rows]),
             self._columns[:columns],
             torch.from_numpy(slots.temperature[:rows]),
             torch.from_numpy(slots.draws(rows)),
@@ -163,6 +172,8 @@ class Lane:
                 places.setdefault(
                     slots.history[slot, : slots.positions[slot]].tobytes(), []
                 ).append(slot)
+        for known in [known for known in places if np.frombuffer(known, np.int32).min() < 0]:
+            self._see(known, places.pop(known))
         contents = sorted(places, key=len, reverse=True)
         for part in _batches([len(known) // 4 for known in contents]):
             batch = contents[part]
@@ -174,6 +185,15 @@ class Lane:
             self.programs.prefill(
                 torch.from_numpy(ids), torch.tensor(targets), torch.tensor(source), *self._cache
             )
+
+    def _see(self, known: bytes, targets: Sequence[int]) -> None:
+        """Compute the cache of these slots, which hold the same text with images."""
+        request = self._slots.requests[targets[0]]
+        assert self._images is not None and request is not None
+        ids = torch.from_numpy(np.frombuffer(known, np.int32).astype(np.int64))
+        seen = self._images.seen(self.model, ids, request.images)
+        self._slots.offsets[list(targets)] = seen.offset
+        self.programs.seen(seen.inputs, seen.positions, torch.tensor(targets), *self._cache)
 
     def _go_on(self, held: Mapping[int, int]) -> None:
         """Compute the cache of these slots from the first position they do not hold."""

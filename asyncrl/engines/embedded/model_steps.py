@@ -32,12 +32,14 @@ class DecodeStep(nn.Module):
         self,
         ids: Tensor,
         positions: Tensor,
+        offsets: Tensor,
         columns: Tensor,
         temperature: Tensor,
         uniforms: Tensor,
         *cache: Tensor,
     ) -> tuple[Tensor, ...]:
-        """ids, positions: int64 [rows], the last known token and its position; columns: `arange(n)`
+        """ids, positions, offsets: int64 [rows], the last known token, its position, and what is
+        added to that for the model (an image has fewer positions than tokens); columns: `arange(n)`
         with n above every position of a live slot; temperature, uniforms: see `sample`; cache: keys
         and values of each layer, alternating. Returns tokens and log-probabilities, and the records
         of the rows' experts (`routing.records`) if the step `records` them."""
@@ -51,7 +53,7 @@ class DecodeStep(nn.Module):
             logits = self.model(
                 input_ids=ids[:, None],
                 attention_mask=mask[:, None, None],
-                position_ids=positions[:, None],
+                position_ids=(positions + offsets)[:, None],
                 past_key_values=layered(layers),
                 use_cache=True,
             ).logits
@@ -90,6 +92,28 @@ class PrefillStep(nn.Module):
             input_ids=ids, position_ids=positions, past_key_values=layered(layers), use_cache=True
         ).last_hidden_state[0, 0, 0]
         return done
+
+
+class SeenPrefillStep(nn.Module):
+    """`PrefillStep` of one sequence with images."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor, positions: Tensor, slots: Tensor, *cache: Tensor) -> None:
+        """inputs: [tokens, size], of the first layer; positions: int64 [3, tokens]; slots: int64
+        [n], to which the sequence is written."""
+        source = torch.zeros_like(slots)
+        layers = [
+            PrefillLayer(*pair, slots, source) for pair in zip(cache[::2], cache[1::2], strict=True)
+        ]
+        self.model.base_model(
+            inputs_embeds=inputs[None],
+            position_ids=positions[:, None],
+            past_key_values=layered(layers),
+            use_cache=True,
+        )
 
 
 class OnwardStep(nn.Module):

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from asyncrl.engines.embedded.cache import ATTENTION
+from asyncrl.engines.embedded.cache import ATTENTION, set_attention
 from asyncrl.engines.embedded.kernels import KERNEL_ATTENTION, load_kernels, replace_norms
 from asyncrl.engines.embedded.linears import packable, packed, packed_layers
 from asyncrl.engines.embedded.model_steps import (
@@ -30,6 +30,7 @@ from asyncrl.engines.embedded.model_steps import (
     KernelDecodeStep,
     OnwardStep,
     PrefillStep,
+    SeenPrefillStep,
 )
 
 _log = logging.getLogger(__name__)
@@ -71,10 +72,10 @@ def new_cache(model: PreTrainedModel, slots: int, context_tokens: int) -> list[T
 class Programs:
     """Prefill and decode for `model`, whose attention this replaces: `decode(rows)`, `prefill` and
     `onward` are callables with the signatures of `DecodeStep.forward`, `PrefillStep.forward` and
-    `OnwardStep.forward`. Call `repack` after every change of the parameters. With `compile`, the
-    compiled pieces are used where there is a compiler and the model is float32. `packed_from` is
-    the smallest number of rows for which packed linear layers are used; None measures it. With
-    `records`, decoding records the rows' experts."""
+    `OnwardStep.forward`, and `seen` one with that of `SeenPrefillStep.forward`. Call `repack` after
+    every change of the parameters. With `compile`, the compiled pieces are used where there is a
+    compiler and the model is float32. `packed_from` is the smallest number of rows for which packed
+    linear layers are used; None measures it. With `records`, decoding records the rows' experts."""
 
     def __init__(
         self,
@@ -90,7 +91,8 @@ class Programs:
         kernel = compile and plain_float32(model) and load_kernels()
         if kernel:
             replace_norms(model)
-        model.set_attn_implementation(KERNEL_ATTENTION if kernel else ATTENTION)
+        set_attention(model, KERNEL_ATTENTION if kernel else ATTENTION)
+        self.seen: Program = SeenPrefillStep(model).eval()
         step = partial(KernelDecodeStep if kernel else DecodeStep, records=records)
         self._plain = self._fast = _Pair(step, model, trial)
         self.packed_from = slots + 1 if packed_from is None else packed_from
@@ -186,6 +188,7 @@ class _Trial:
         return (
             torch.zeros(rows, dtype=torch.long),
             positions,
+            torch.zeros(rows, dtype=torch.long),
             torch.arange(columns),
             torch.ones(rows),
             uniforms,
@@ -226,6 +229,7 @@ class _Trial:
             arguments = (
                 ids[:, -1],
                 torch.full((self.rows,), last),
+                torch.zeros(self.rows, dtype=torch.long),
                 torch.arange(last + 1),
                 temperature,
                 uniforms,

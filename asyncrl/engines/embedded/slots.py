@@ -43,6 +43,7 @@ class Slots:
         self.routing = np.zeros((count, context_tokens, routing), np.uint8)
         self.last = np.zeros(count, np.int64)
         self.positions = np.zeros(count, np.int64)
+        self.offsets = np.zeros(count, np.int64)
         self.temperature = np.ones(count, np.float32)
         self._own = np.zeros(count, np.bool_)  # its contents were computed by the current weights
         self._ended = np.zeros(count, np.int64)  # idle: the count of endings at its own; else 0
@@ -82,6 +83,7 @@ class Slots:
             self.live[slot] = True
             self.history[slot, :known] = request.ids
             self.last[slot], self.positions[slot] = request.ids[-1], known - 1
+            self.offsets[slot] = 0
             self.temperature[slot] = request.temperature
             self._prompt[slot], self._sent[slot] = known - request.prefix_tokens, known
             self._last_place[slot] = known + request.max_new_tokens - 1
@@ -89,7 +91,10 @@ class Slots:
         return placed
 
     def _continued(self, request: Request) -> int | None:
-        """The idle slot that holds the longest prefix of this request, and nothing else."""
+        """The idle slot that holds the longest prefix of this request, and nothing else; none for
+        one with images, whose positions are computed as a whole."""
+        if request.images:
+            return None
         idle = np.flatnonzero(self._ended)
         held = self.positions[idle]
         fits = held < len(request.ids)
@@ -180,7 +185,7 @@ class Slots:
         origin = np.flatnonzero(self.live[rows:]) + rows
         for array in (
             self.live, self.history, self.behaviour, self.routing, self.last, self.positions,
-            self.temperature,
+            self.temperature, self.offsets,
             self._prompt, self._last_place, self._sent, self._stream, self._own, self._ended,
         ):  # fmt: skip
             array[to], array[origin] = array[origin], array[to]

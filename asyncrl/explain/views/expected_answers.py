@@ -45,6 +45,8 @@ def _asked(prompt: Prompt) -> str:
     """The part of a prompt that is in every form of it: of a conversation the last message."""
     if isinstance(prompt, ChatPrompt):
         content = prompt.messages[-1].get("content") if prompt.messages else ""
+        if isinstance(content, list):  # the text behind its last image
+            content = content[-1].get("text")
         return content.strip() if isinstance(content, str) else ""
     return prompt.strip() if isinstance(prompt, str) else ""
 

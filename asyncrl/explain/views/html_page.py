@@ -3,8 +3,9 @@ escapes it for HTML, and for whoever reads the page's source in a terminal.
 
 A page is one file. Its Content-Security-Policy allows its own style sheet, by its hash, and its
 scripts: those of its server, which may ask that server alone, or those that are written in it, by
-their hashes, which may ask nobody. No picture, no other request, no style of another; and no text
-can become a script (`require-trusted-types-for`).
+their hashes, which may ask nobody. No picture but those that are written in it (images of
+prompts), no other request, no style of another; and no text can become a script
+(`require-trusted-types-for`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from asyncrl.words import share
 
 TEXT = 4000
 """Characters of a text of several lines, at most."""
-VOID = frozenset({"meta", "input"})
+VOID = frozenset({"meta", "input", "img"})
 """Tags without an end."""
 
 
@@ -89,7 +90,8 @@ def page(
     """A whole page with this style sheet. Its `scripts` come from its own server, which they may
     ask, or they are `written` in it, and ask nobody."""
     policy = (
-        f"default-src 'none'; style-src {policy_digest(style)}; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; style-src {policy_digest(style)}; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
     )
     if written:
         policy += f"; script-src {' '.join(map(policy_digest, written))}"

@@ -5,17 +5,15 @@ rollouts, and of their tokens, is bounded, whatever the journal has.
 from __future__ import annotations
 
 import threading
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 
-from asyncrl.agents.printed import printed
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.views.expected_answers import Expected, expected_answers
 from asyncrl.explain.views.newest_rollouts import living, newest_ended
-from asyncrl.explain.views.run_texts import RunTexts, decoder
+from asyncrl.explain.views.run_texts import RunTexts, run_texts
 from asyncrl.explain.views.seen_rollouts import SeenRollout
 from asyncrl.messages import Split
 
@@ -53,9 +51,8 @@ class KeptRollouts:
             files = RunFiles(self._run)
             found = _newest(files)
             notes: list[str] = []
-            texts = RunTexts(
-                decoder(files, notes.append), self._expected(files), partial(printed, self._run)
-            )
+            texts = run_texts(files, notes.append)
+            texts = msgspec.structs.replace(texts, expected=self._expected(files))
             self._found = FoundRollouts(found, texts, notes)
             return self._found
 

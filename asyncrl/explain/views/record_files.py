@@ -61,6 +61,7 @@ class ParquetRows:
             "spans": pyarrow.list_(span),
             "reward": pyarrow.float64(),
             "failures": pyarrow.list_(text),
+            "images": pyarrow.list_(text),
             "failed_calls": pyarrow.map_(text, whole),
             "printed": pyarrow.map_(whole, text),
             "messages": pyarrow.list_(message),

@@ -6,6 +6,7 @@ episodes as trees. Which colours are shown is chosen with the style sheet alone,
 from __future__ import annotations
 
 import math
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
@@ -25,6 +26,8 @@ TOKENS = 2000
 """Tokens of a rollout that are shown, at most."""
 DEEP = 32
 """Turns behind one another that a tree is indented for, at most."""
+IMAGE_BYTES = 2**20
+"""Bytes of the images of a rollout that are shown, at most."""
 COLOURS = 8
 """Colours of versions; they begin again after so many."""
 CHANCES = (0.9, 0.5, 0.1, 0.01)
@@ -38,8 +41,9 @@ UNFINISHED = "\ufffd"
 
 
 def rollout_detail(seen: SeenRollout, texts: RunTexts) -> Html:
-    """A rollout with all of its text: what it was given as messages, what was sampled in colours,
-    an episode as a tree, a right answer where one is known, and what its agent printed."""
+    """A rollout with all of its text: the images of its prompt, what it was given as messages, what
+    was sampled in colours, an episode as a tree, a right answer where one is known, and what its
+    agent printed."""
     gain, decode = seen.gain, texts.decode
     coloured = "more" if gain and gain > 0 else "less" if gain and gain < 0 else "even"
     tokens = _tokens(seen, decode)
@@ -50,6 +54,7 @@ def rollout_detail(seen: SeenRollout, texts: RunTexts) -> Html:
         "div",
         tag("p", ", ".join(facts(seen)), class_="dim"),
         *(tag("p", failure, class_="dim") for failure in seen.failures),
+        *_images(seen.images, texts.png),
         _given(prompt),
         _tree(seen, tokens, decode, coloured)
         if seen.turns
@@ -63,6 +68,24 @@ def rollout_detail(seen: SeenRollout, texts: RunTexts) -> Html:
         class_="rollout",
         id=f"rollout-{seen.rollout}",
     )
+
+
+def _images(names: Sequence[str], png: Callable[[str], bytes]) -> Iterator[Html]:
+    """The images of a prompt, up to IMAGE_BYTES in all, in place of an address: a page asks nobody
+    for them. One that cannot be read is a sentence."""
+    left = IMAGE_BYTES
+    for name in names:
+        try:
+            data = png(name)
+        except ValueError as error:
+            yield tag("p", str(error), class_="dim")
+            continue
+        left -= len(data)
+        if left < 0:
+            yield tag("p", f"an image of {len(data):,} bytes: images/{name}", class_="dim")
+            continue
+        source = f"data:image/png;base64,{b64encode(data).decode()}"
+        yield tag("img", alt="an image of the prompt", src=source)
 
 
 def _given(text: str) -> Html:

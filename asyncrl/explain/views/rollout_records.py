@@ -170,6 +170,7 @@ def became(one: SeenRollout | RolloutRecord) -> str:
 def shown(one: RolloutRecord) -> str:
     """A few printable lines, and an empty one."""
     rows = [("expected", one.expected)] if one.expected else []
+    rows += [("image", f"images/{image}") for image in one.images]
     rows += [("failed", failure) for failure in one.failures]
     if one.failed_calls:
         rows.append(("failed", ", ".join(f"{n} calls of {t}" for t, n in one.failed_calls.items())))

@@ -12,7 +12,9 @@ from asyncrl.agents.printed import printed
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.views.expected_answers import Expected, expected_answers
 from asyncrl.explain.views.seen_messages import Decode
+from asyncrl.runtime.run_dir import IMAGES
 from asyncrl.tasks import TaskError
+from asyncrl.tasks.images.kept_images import KeptImages
 from asyncrl.tasks.text import Tokenizer
 
 Note = Callable[[str], None]
@@ -22,17 +24,23 @@ Printed = Callable[[int], dict[int, str]]
 
 
 class RunTexts(msgspec.Struct, frozen=True):
-    """`decode` gives the text of ids, `expected` the right answer to a prompt, and `printed` what
-    an agent printed."""
+    """`decode` gives the text of ids, `expected` the right answer to a prompt, `printed` what an
+    agent printed, and `png` the bytes of an image by its hash."""
 
     decode: Decode
     expected: Expected
-    printed: Printed = lambda rollout: {}
+    printed: Printed
+    png: Callable[[str], bytes]
 
 
 def run_texts(files: RunFiles, note: Note) -> RunTexts:
     """The texts of a run; `note` as for `decoder`."""
-    return RunTexts(decoder(files, note), expected_answers(files), partial(printed, files.path))
+    return RunTexts(
+        decoder(files, note),
+        expected_answers(files),
+        partial(printed, files.path),
+        KeptImages(files.path / IMAGES).png,
+    )
 
 
 def decoder(files: RunFiles, note: Note) -> Decode:

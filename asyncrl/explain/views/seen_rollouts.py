@@ -19,7 +19,8 @@ from asyncrl.messages import Finish, NoVerdict, Scored, Span, Split
 
 class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a rollout in a word each, at its end or now. `status` is a word of
-    `RolloutStatus`; one that is discarded or buried has a `reason`. `failures` are the kinds of
+    `RolloutStatus`; one that is discarded or buried has a `reason`. `images` are the hashes of its
+    prompt's (`RUN/images`). `failures` are the kinds of
     those of an agent's earlier attempts, as far as the journal has them; its log has more."""
 
     rollout: int
@@ -33,6 +34,7 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     finish: Finish
     attempts: int
     failures: list[str] = []
+    images: list[str] = []
 
 
 class SeenRollout(RolloutFacts, frozen=True, kw_only=True):
@@ -124,6 +126,7 @@ def seen(group: Group, rollout: Rollout, status: str, reason: str) -> SeenRollou
         prompt=group.prompt,
         ids=ids,
         behaviour=behaviour,
+        images=[*group.images],
     )
 
 

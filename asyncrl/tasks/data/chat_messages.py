@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.escape import escaped
+from asyncrl.tasks.images.image_source import MARK, image_part
 from asyncrl.tasks.prompt import Messages
 
 ROLES = {
@@ -66,9 +67,11 @@ def _message(number: int, one: Any) -> dict[str, Any]:
     content = fields.pop("content", fields.pop("value", None))
     if isinstance(content, list):
         content = _joined(number, content)
+        if isinstance(content, list) and ROLES[role] == "assistant":
+            raise LookupError(f"its message {number} is the assistant's, and has an image")
     if content is None and fields.get("tool_calls"):
         content = ""
-    if not isinstance(content, str):
+    if not isinstance(content, str | list):
         raise LookupError(
             f"the content of its message {number} is {kind(content)}, and must be a text"
         )
@@ -76,11 +79,19 @@ def _message(number: int, one: Any) -> dict[str, Any]:
     return {"role": ROLES[role], "content": content, **fields}
 
 
-def _joined(number: int, parts: Sequence[Any]) -> str:
-    """Parts of a content as one text."""
+def _joined(number: int, parts: Sequence[Any]) -> str | list[Any]:
+    """Parts of a content as one text, or as parts where there is an image among them."""
     texts = [one if isinstance(one, str) else _part(one) for one in parts]
-    if any(text is None for text in texts):
-        raise LookupError(f"its message {number} has a part that is no text: only text can be read")
+    seen = [image_part(one) is not None for one in parts]
+    if any(text is None and not image for text, image in zip(texts, seen, strict=True)):
+        raise LookupError(
+            f"its message {number} has a part that is neither text nor image: only these are read"
+        )
+    if any(seen):
+        return [
+            part if text is None else {"type": "text", "text": text}
+            for part, text in zip(parts, texts, strict=True)
+        ]
     return "".join(text or "" for text in texts)
 
 
@@ -114,6 +125,18 @@ def pruned(value: Any) -> Any:
     return [pruned(one) for one in value] if isinstance(value, list) else value
 
 
+def said(message: Mapping[str, Any]) -> str:
+    """The content of a message as one text, with a mark for each image.
+
+    >>> said({"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Which?"}]})
+    '<image>Which?'
+    """
+    content = message["content"]
+    if isinstance(content, str):
+        return content
+    return "".join(MARK if part.get("type") == "image" else part["text"] for part in content)
+
+
 def as_text(messages: Messages) -> str:
     """A conversation as one text: its contents, each with who said it once there is a reply in it.
 
@@ -122,8 +145,8 @@ def as_text(messages: Messages) -> str:
     """
     replies = any(message["role"] in ("assistant", "tool") for message in messages)
     if not replies:
-        return "\n".join(message["content"] for message in messages)
-    lines = [f"{message['role'].capitalize()}: {message['content']}" for message in messages]
+        return "\n".join(map(said, messages))
+    lines = [f"{message['role'].capitalize()}: {said(message)}" for message in messages]
     return "\n".join([*lines, "Assistant:"])
 
 

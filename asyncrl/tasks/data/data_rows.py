@@ -51,8 +51,8 @@ class JoinedRows:
     True
     """
 
-    def __init__(self, parts: Sequence[Rows], note: str = "") -> None:
-        self._parts, self.note = parts, note
+    def __init__(self, parts: Sequence[Rows], note: str = "", folders: Sequence[Path] = ()) -> None:
+        self._parts, self.note, self._folders = parts, note, folders
         self._ends = list(accumulate(map(len, parts)))
         self.small = all(part.small for part in parts) and len(parts) < 64
 
@@ -67,6 +67,12 @@ class JoinedRows:
         part, own = self._own(index)
         return part.place(own)
 
+    def folder(self, index: int) -> Path | None:
+        """The folder of a row's file; None for rows of no file."""
+        if not self._folders:
+            return None
+        return self._folders[bisect_right(self._ends, index)]
+
     def _own(self, index: int) -> tuple[Rows, int]:
         part = bisect_right(self._ends, index)
         return self._parts[part], index - (self._ends[part - 1] if part else 0)
@@ -78,7 +84,11 @@ def open_rows(path: str) -> JoinedRows:
         return JoinedRows([HubRows(path)])
     files = data_files(path)
     try:
-        rows = JoinedRows([_of_file(file) for file in files.paths], files.note)
+        rows = JoinedRows(
+            [_of_file(file) for file in files.paths],
+            files.note,
+            [file.parent for file in files.paths],
+        )
     except OSError as error:
         if machine_lacks(error):
             raise

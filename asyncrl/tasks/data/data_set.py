@@ -7,6 +7,7 @@ import hashlib
 import random
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -82,6 +83,10 @@ class DataSet:
     def place(self, index: int) -> str:
         return self._rows.place(index)
 
+    def folder(self, index: int) -> Path | None:
+        """The folder of a row's file, where its images are; None for data of a hub."""
+        return self._rows.folder(index)
+
     def row(self, index: int) -> dict[str, Any]:
         """A row as it is. Raises TaskError, with its place, if it cannot be read."""
         try:
@@ -122,6 +127,7 @@ class DataSet:
 
 def digest_of(read: ReadRow) -> int:
     """Eight bytes that tell a prompt from others."""
-    text = read.prompt if isinstance(read.prompt, str) else msgspec.json.encode(read.prompt)
+    known = [read.prompt, read.images] if read.images else read.prompt
+    text = known if isinstance(known, str) else msgspec.json.encode(known)
     data = text.encode(errors="replace") if isinstance(text, str) else text
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest())

@@ -177,7 +177,10 @@ class DataTask:
         read = rows.read(row)
         if split == "train" and not rows.small and digest_of(read) in self._held_out:
             raise TaskError(f"{rows.place(row)}: its prompt is held out")
-        return prompt_of(self._config, read)
+        try:
+            return prompt_of(self._config, read, rows.folder(row))
+        except LookupError as error:
+            raise TaskError(f"{rows.place(row)}: {error}") from error
 
     def answer(self, split: Split, prompt_index: int) -> str | None:
         rows, row = self._of(split, prompt_index)
@@ -188,7 +191,7 @@ class DataTask:
         rows, row = self._of(split, prompt_index)
         whole = rows.row(row)
         read = rows.read_as_it_is(row, whole)
-        prompt = prompt_of(self._config, read)
+        prompt = prompt_of(self._config, read, rows.folder(row))
         asked = Answer.of(answer)
         if isinstance(prompt, ChatPrompt):
             asked = asked.behind(prompt.messages)

@@ -11,6 +11,7 @@ from asyncrl.tasks.data.accepted_answers import accepted
 from asyncrl.tasks.data.chat_messages import FIRST, conversation, kind, tools_of
 from asyncrl.tasks.data.row_forms import LAST, RowForm, messages_in
 from asyncrl.tasks.data.taken_answers import RULES
+from asyncrl.tasks.images.image_source import ImageSource, images_of, with_images
 from asyncrl.tasks.prompt import Messages
 from asyncrl.tasks.row_keys import keys_of, listed, value_at
 
@@ -21,8 +22,8 @@ LARGEST_ID = 2**31
 
 
 class ReadRow(NamedTuple):
-    """A prompt (a text, messages, or ids) and its tools; the answer, as verifiers get it, None
-    where there is none; and the whole response that the data has.
+    """A prompt (a text, messages, or ids), its tools and its images; the answer, as verifiers get
+    it, None where there is none; and the whole response that the data has.
 
     >>> ReadRow("1 + 1 =", 2, "2").tools
     []
@@ -32,6 +33,7 @@ class ReadRow(NamedTuple):
     answer: Any = None
     response: str = ""
     tools: Messages = []  # noqa: RUF012  never changed
+    images: Sequence[ImageSource] = ()
 
 
 def read_row(row: Any, form: RowForm, rule: str = "") -> ReadRow:
@@ -60,7 +62,21 @@ def read_row(row: Any, form: RowForm, rule: str = "") -> ReadRow:
         raise LookupError(f"its {form.prompt[0]} is no list of messages")
     if form.answer and form.answer != LAST:
         given = value_at(row, form.answer)
-    return _with_answer(row, form, rule, prompt, given, tools)
+    read = _with_answer(row, form, rule, prompt, given, tools)
+    return _with_images(read, images_of(row))
+
+
+def _with_images(read: ReadRow, column: Sequence[ImageSource]) -> ReadRow:
+    """The row with its images: a prompt with any is a conversation. Raises LookupError."""
+    messages = messages_of_prompt(read.prompt)
+    if not column and not any(isinstance(one["content"], list) for one in messages):
+        return read
+    if isinstance(read.prompt, str):
+        messages = [{"role": "user", "content": read.prompt}]
+    elif not messages:
+        raise LookupError("its prompt is ids, which have no place for its images")
+    marked, images = with_images(messages, column)
+    return read._replace(prompt=marked, images=images)
 
 
 def system_of(row: Mapping[str, Any]) -> str:

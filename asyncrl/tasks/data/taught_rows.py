@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from asyncrl.config.schema import TaskConfig
@@ -10,6 +11,7 @@ from asyncrl.tasks import TaskError
 from asyncrl.tasks.data.chat_messages import as_text
 from asyncrl.tasks.data.data_set import DataSet
 from asyncrl.tasks.data.row_reader import ReadRow, messages_of_prompt
+from asyncrl.tasks.images.image_source import beside
 from asyncrl.tasks.prompt import ChatPrompt, Prompt
 from asyncrl.tasks.template import render
 
@@ -25,13 +27,15 @@ class TaughtRow(NamedTuple):
     response: str
 
 
-def prompt_of(config: TaskConfig, read: ReadRow) -> Prompt:
-    """The prompt of a row: a text in the task's template, a conversation, or ids."""
+def prompt_of(config: TaskConfig, read: ReadRow, folder: Path | None = None) -> Prompt:
+    """The prompt of a row: a text in the task's template, a conversation, or ids. `folder` has the
+    files of its images. Raises LookupError for an image whose file is elsewhere."""
     prompt = read.prompt
     if isinstance(prompt, str):
         return render(config, prompt)
     if messages := messages_of_prompt(prompt):
-        return ChatPrompt(messages, render(config, as_text(messages)), read.tools)
+        images = [beside(folder, image) for image in read.images]
+        return ChatPrompt(messages, render(config, as_text(messages)), read.tools, images)
     return [one for one in prompt if isinstance(one, int)]
 
 
@@ -44,4 +48,6 @@ def taught_rows(config: TaskConfig) -> Iterator[TaughtRow]:
         read = rows.read(index)
         if not read.response.strip():
             raise TaskError(f"{rows.place(index)}: it has no response to learn")
+        if read.images:
+            raise TaskError(f"{rows.place(index)}: it has an image, and examples are texts so far")
         yield TaughtRow(prompt_of(config, read), read.response)

@@ -41,7 +41,7 @@ class Parsed(HTMLParser):
     def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
         self.tags.append(name)
         self.attributes += attributes
-        if name not in ("meta", "input"):
+        if name not in ("meta", "input", "img"):
             self.open.append(name)
 
     def handle_endtag(self, name: str) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import time
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -37,7 +38,9 @@ from asyncrl.explain.views.run_parts import PARTS, RunPart
 from asyncrl.explain.views.runs_page import RunsPage
 from asyncrl.explain.views.seen_turns import turns_of
 from asyncrl.runtime.ipc.waits import Waits
-from asyncrl.runtime.run_dir import METRICS, STATUS, SUMMARY
+from asyncrl.runtime.run_dir import IMAGES, METRICS, STATUS, SUMMARY
+from asyncrl.tasks.images.kept_images import KeptImages
+from asyncrl.tasks.images.pixels import written_png
 
 KEY = "0123456789abcdef"
 
@@ -341,3 +344,19 @@ async def test_numbers_that_are_none_and_a_torn_line_leave_a_curve(tmp_path: Pat
     assert "NaN" not in curves and "Infinity" not in curves
     shown = dict(Parsed(curves.replace("<!doctype html><meta charset=utf-8>", "")).attributes)
     assert json.loads(shown["data-curves"] or "")["steps"]["version"] == [1, 2]
+
+
+def test_the_images_of_a_prompt_are_in_its_page_and_no_other_bytes(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r")
+    kept = KeptImages(run / IMAGES)
+    there = kept.keep(written_png(np.full((2, 3, 3), 9, np.uint8)))
+    events = life(0, text="abcd", end=False)
+    images = (there, "0" * 64, "../run.toml")
+    events[0] = msgspec.structs.replace(events[0], images=images)  # type: ignore[type-var]
+    make_journal(run, [e.Published(0), *events])
+    found_rollouts = KeptRollouts(run).renewed()
+    [one] = found_rollouts.rollouts
+    page = rollout_detail(one, found_rollouts)
+    sources = [value for name, value in Parsed(page).attributes if name == "src"]
+    assert sources == [f"data:image/png;base64,{b64encode(kept.png(there)).decode()}"]
+    assert "cannot be read" in page and "no hash" in page and "run.toml" not in page

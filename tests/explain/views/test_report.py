@@ -79,7 +79,8 @@ def test_its_policy_allows_its_own_style_sheet_and_nothing_else(tmp_path: Path) 
         for text in (found.style, *found.scripts)
     ]
     assert policies[0] == (
-        f"default-src 'none'; style-src {digests[0]}; base-uri 'none'; form-action 'none'; "
+        f"default-src 'none'; style-src {digests[0]}; img-src data:; base-uri 'none'; "
+        "form-action 'none'; "
         f"script-src {' '.join(digests[1:])}; require-trusted-types-for 'script'; "
         "trusted-types 'none'"
     )

@@ -1,0 +1,192 @@
+"""Images as data has them: a path beside the data file, bytes, or a data URL. Pure. Invariant:
+nothing that a data file says is fetched, and no path leads out of its folder."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from asyncrl.escape import escaped
+
+IMAGE_BYTES = 2**24
+"""Bytes of an encoded image, at most."""
+IMAGES = 16
+"""Images of a prompt, at most."""
+COLUMNS = ("images", "image")
+"""Keys of a row that may have the images of its prompt."""
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+"""Ends of names that are files of images."""
+_DATA = re.compile(r"data:[\w.+-]+/[\w.+-]+;base64,")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+class ImageSource(msgspec.Struct, frozen=True):
+    """An image of a row: its encoded `data`, or the `path` of its file, relative to the folder of
+    the data file."""
+
+    data: bytes = b""
+    path: str = ""
+
+
+def image_source(value: Any) -> ImageSource:
+    """The image that a value is. Raises LookupError, with the reason as the end of a sentence.
+
+    >>> image_source("screens/7.png").path, image_source({"bytes": b"GIF89a", "path": None}).data
+    ('screens/7.png', b'GIF89a')
+    >>> image_source("https://example.org/7.png")
+    Traceback (most recent call last):
+    LookupError: its image is a URL, and nothing is fetched that data names: save the file beside \
+the data, and give its path
+    """
+    if isinstance(value, Mapping):
+        found = [value.get(key) for key in ("bytes", "url", "image", "path")]
+        value = next((one for one in found if one is not None), None)
+    if isinstance(value, bytes):
+        if not 0 < len(value) <= IMAGE_BYTES:
+            raise LookupError(f"its image has {len(value):,} bytes, and {IMAGE_BYTES:,} at most")
+        return ImageSource(value)
+    if not isinstance(value, str) or not value:
+        raise LookupError("its image is no path, no bytes and no data URL")
+    if opened := _DATA.match(value):
+        return image_source(_decoded(value[opened.end() :]))
+    if _URL.match(value) and not value.lower().startswith("file://"):
+        raise LookupError(
+            "its image is a URL, and nothing is fetched that data names: save the file beside the "
+            "data, and give its path"
+        )
+    path = PurePosixPath(value)
+    if value.lower().startswith(("data:", "file:")) or "\0" in value or len(value) > 1024:
+        raise LookupError("its image is no path, no bytes and no data URL in base64")
+    if path.is_absolute() or ".." in path.parts:
+        raise LookupError(
+            f"its image {escaped(value, 80)!r} is not beside the data: give a path that is "
+            "relative to the folder of the data file, and stays in it"
+        )
+    return ImageSource(path=value)
+
+
+def beside(folder: Path | None, source: ImageSource) -> ImageSource:
+    """The image, with its path in full. Raises LookupError where the data has no folder."""
+    if source.data:
+        return source
+    if folder is None:
+        raise LookupError("its image is a path, and data of a hub has no files beside it")
+    return ImageSource(path=str(folder / source.path))
+
+
+def images_of(row: Mapping[str, Any]) -> list[ImageSource]:
+    """The images in the columns `images` and `image` of a row; none where these are something
+    else, as the name of a container's image. Raises LookupError.
+
+    >>> images_of({"image": "python:3.12"}), images_of({"images": ["a.png"]})[0].path
+    ([], 'a.png')
+    """
+    for column in COLUMNS:
+        value = row.get(column)
+        values = value if isinstance(value, list) else [value]
+        if values and all(map(_looks_like_one, values)):
+            if len(values) > IMAGES:
+                raise LookupError(f"it has {len(values)} images, and {IMAGES} at most")
+            return [image_source(one) for one in values]
+    return []
+
+
+def _looks_like_one(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return _looks_like_one(value.get("bytes")) or _looks_like_one(value.get("path"))
+    if isinstance(value, str):
+        return bool(_DATA.match(value)) or value.lower().endswith(SUFFIXES)
+    return isinstance(value, bytes)
+
+
+def _decoded(text: str) -> bytes:
+    if len(text) > 4 * (IMAGE_BYTES // 3 + 1):
+        raise LookupError(f"its image has more than {IMAGE_BYTES:,} bytes")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise LookupError(f"its image is no base64 ({error})") from error
+
+
+def image_part(part: Any) -> Any:
+    """The image of a part of a message: None where the part is something else, and an empty text
+    where it is an image whose bytes are in a column of the row.
+
+    >>> image_part({"type": "image"}), image_part({"type": "text", "text": "?"})
+    ('', None)
+    >>> image_part({"type": "image_url", "image_url": {"url": "a.png"}})
+    {'url': 'a.png'}
+    """
+    kinds = ("image", "image_url", "input_image")
+    if not isinstance(part, Mapping) or part.get("type") not in kinds:
+        return None
+    named = ("image", "image_url", "url", "bytes", "path")
+    return next((part[key] for key in named if part.get(key) is not None), "")
+
+
+def with_images(
+    messages: Sequence[Mapping[str, Any]], column: Sequence[ImageSource]
+) -> tuple[list[dict[str, Any]], list[ImageSource]]:
+    """Messages whose images are parts `{"type": "image"}`, and these images in their order.
+    `column` has those of the row: they stand where parts without an image of their own, or marks
+    `<image>` in the user's texts, want one, or else before the user's first text. Raises
+    LookupError where they do not match.
+
+    >>> with_images([{"role": "user", "content": "Which?"}], [ImageSource(path="a.png")])[0]
+    [{'role': 'user', 'content': [{'type': 'image'}, {'type': 'text', 'text': 'Which?'}]}]
+    """
+    left, images = list(column), list[ImageSource]()
+    wanted = sum(_wanted(message) for message in messages)
+    marked = [dict(message) for message in messages]
+    if column and not wanted:
+        first = next(one for one in marked if one["role"] == "user")
+        content = first["content"]
+        texts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        first["content"] = [*({"type": "image", "image": one} for one in column), *texts]
+    elif wanted != len(column):
+        raise LookupError(f"its messages want {wanted} images, and it has {len(column)}")
+    for message in marked:
+        content = message["content"]
+        if isinstance(content, str) and column and MARK in content and message["role"] == "user":
+            content = _parts(content)
+        if isinstance(content, str):
+            continue
+        parts = list[dict[str, Any]]()
+        for part in content:
+            if (given := image_part(part)) is None:
+                parts.append(dict(part))
+                continue
+            if isinstance(given, ImageSource):
+                images.append(given)
+            else:
+                images.append(left.pop(0) if given == "" else image_source(given))
+            parts.append({"type": "image"})
+        message["content"] = parts
+    if len(images) > IMAGES:
+        raise LookupError(f"it has {len(images)} images, and {IMAGES} at most")
+    return marked, images
+
+
+MARK = "<image>"
+"""The place of an image in a text, as in LLaVA's data."""
+
+
+def _wanted(message: Mapping[str, Any]) -> int:
+    content = message["content"]
+    if isinstance(content, str):
+        return content.count(MARK) if message["role"] == "user" else 0
+    return sum(image_part(part) == "" for part in content)
+
+
+def _parts(text: str) -> list[dict[str, Any]]:
+    pieces = list[dict[str, Any]]()
+    for number, piece in enumerate(text.split(MARK)):
+        pieces += [{"type": "image"}] * bool(number)
+        pieces += [{"type": "text", "text": piece}] * bool(piece)
+    return pieces

@@ -1,0 +1,54 @@
+"""The images of a run, `RUN/images/HASH`. Invariant: the bytes under a name have that hash, and a
+name that is no hash names no file.
+
+The coordinator keeps an image before the event that names it, so every image of a journal is there.
+It is written once, however many prompts show it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from asyncrl.files import read_regular, write_whole
+from asyncrl.tasks.images.pixels import PIXELS, Pixels, image_hash, pixels_of
+
+KEPT_BYTES = 4 * PIXELS
+"""Bytes of a kept image, at most: three of a pixel, and what zlib adds to noise."""
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+class KeptImages:
+    """The folder of a run's images. `bytes` were read or written by this process, each image once
+    for each time that it was asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.bytes = 0
+
+    def keep(self, png: bytes) -> str:
+        """Keep an image, if it is not there. Returns its hash. Raises OSError."""
+        name = image_hash(png)
+        if not (self._folder / name).exists():
+            self._folder.mkdir(exist_ok=True)
+            write_whole(self._folder / name, png)
+            self.bytes += len(png)
+        return name
+
+    def png(self, name: str) -> bytes:
+        """The bytes of an image. Raises ValueError for one that is not there, or not what its name
+        says, and for a name that is no hash."""
+        if not _HASH.fullmatch(name):
+            raise ValueError("an image is named by what is no hash")
+        try:
+            png = read_regular(self._folder / name, KEPT_BYTES)
+        except OSError as error:
+            raise ValueError(f"the image {name[:12]} cannot be read: {error.strerror}") from error
+        if image_hash(png) != name:
+            raise ValueError(f"the image {name[:12]} was changed: its bytes have another hash")
+        self.bytes += len(png)
+        return png
+
+    def pixels(self, name: str) -> Pixels:
+        """The pixels of an image. Raises ValueError as `png`."""
+        return pixels_of(self.png(name))

@@ -1,0 +1,217 @@
+"""Models that read images, by their files: what stands for an image in ids, and its patches.
+Invariant: both are the model's own processor's, as `transformers` has it for Pillow.
+
+The processor is that of one image. The processor of conversations is not used: it needs torchvision
+for videos. What it does for images is to repeat the placeholder once for each merged patch.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.config.errors import installs
+from asyncrl.escape import escaped
+from asyncrl.files import JSON_BYTES, read_regular
+from asyncrl.tasks import TaskError
+from asyncrl.tasks.images.kept_images import KeptImages
+from asyncrl.tasks.images.pixels import Pixels
+
+FAMILIES = ("qwen2_5_vl",)
+"""Families of models whose images are read."""
+PATCH_BYTES = 2**27
+"""Bytes of patches that a process keeps beside those it uses."""
+LARGEST_ROW = 2**31 - 1
+PROCESSOR = "preprocessor_config.json"
+"""The file of a model directory that says how its images are scaled and cut."""
+
+
+class ImagePatches(NamedTuple):
+    """An image as a model reads it: its patches, float32 [patches, numbers of a patch], and its
+    `grid`: the frames (1), rows and columns of patches."""
+
+    patches: NDArray[np.float32]
+    grid: tuple[int, int, int]
+
+
+class VisionModel:
+    """The part of a model's files about images."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises TaskError for a model whose images cannot be read here."""
+        self._directory = directory
+        found = _read(directory / "config.json")
+        if found.image_token_id is None or found.vision_config is None:
+            raise TaskError(
+                "the prompt has an image, and this model reads text alone: choose a model of "
+                "Qwen2.5-VL's family, or take the images out of the data"
+            )
+        if found.model_type not in FAMILIES:
+            raise TaskError(
+                "the prompt has an image, and models of the family "
+                f"{escaped(found.model_type, 40)!r} read none here yet: choose one of "
+                "Qwen2.5-VL's"
+            )
+        self.token = found.image_token_id
+        """The id that stands for a part of an image."""
+        self._merged = found.vision_config.spatial_merge_size**2
+
+    def tokens(self, pixels: Pixels) -> int:
+        """The number of ids that stand for an image. Raises TaskError for one that the model's
+        processor refuses, as a very narrow one."""
+        height, width, _ = pixels.shape
+        try:
+            patches = int(self._processor.get_number_of_image_patches(height, width))
+        except ValueError as error:
+            raise TaskError(f"the model's processor refuses an image: {error}") from error
+        return patches // self._merged
+
+    def expanded(self, ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
+        """Ids with as many placeholders for each image as it has `tokens`. Raises TaskError where
+        the ids have another number of images."""
+        places = [at for at, one in enumerate(ids) if one == self.token]
+        if len(places) != len(tokens):
+            raise TaskError(
+                f"the chat template gives {len(places)} places to {len(tokens)} images: it may not "
+                "know parts of images, or the text names their token"
+            )
+        expanded, at = list[int](), 0
+        for place, count in zip(places, tokens, strict=True):
+            expanded += [*ids[at:place], *([self.token] * count)]
+            at = place + 1
+        return [*expanded, *ids[at:]]
+
+    def patches(self, pixels: Pixels) -> ImagePatches:
+        """An image, scaled and cut as the model reads it."""
+        made = self._processor(
+            images=[pixels], return_tensors="np", input_data_format="channels_last"
+        )
+        frames, rows, columns = map(int, made["image_grid_thw"][0])
+        return ImagePatches(np.asarray(made["pixel_values"], np.float32), (frames, rows, columns))
+
+    @cached_property
+    def _processor(self) -> Any:
+        try:
+            from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
+                Qwen2VLImageProcessorPil,
+            )
+
+            return Qwen2VLImageProcessorPil.from_pretrained(
+                str(self._directory), local_files_only=True
+            )
+        except ImportError as error:
+            raise TaskError(f"images need Pillow: {installs('vision')}") from error
+        except Exception as error:  # it may raise anything for a file that it cannot parse
+            said = escaped(str(error).strip().partition("\n")[0], 200)
+            raise TaskError(f"{self._directory / PROCESSOR} cannot be used: {said}") from error
+
+
+class ModelImages:
+    """The images of a run as a model reads them, by their hashes. A process reads an image once,
+    as long as its patches are among the PATCH_BYTES that were used last."""
+
+    def __init__(self, store: KeptImages, model: VisionModel) -> None:
+        self.store, self.model = store, model
+        self._kept = OrderedDict[str, ImagePatches]()
+        self._bytes = 0
+
+    def of(self, name: str) -> ImagePatches:
+        """An image's patches. Raises ValueError where its file is not what its name says."""
+        if name in self._kept:
+            self._kept.move_to_end(name)
+            return self._kept[name]
+        made = self.model.patches(self.store.pixels(name))
+        self._kept[name] = made
+        self._bytes += made.patches.nbytes
+        while self._bytes > PATCH_BYTES and len(self._kept) > 1:
+            _, oldest = self._kept.popitem(last=False)
+            self._bytes -= oldest.patches.nbytes
+        return made
+
+    def tokens(self, name: str) -> int:
+        """The number of ids that stand for an image."""
+        _, rows, columns = self.of(name).grid
+        return rows * columns // self.model._merged
+
+    def marked(
+        self, ids: NDArray[np.int32], prompt_tokens: int, images: Sequence[str], rows: ImageRows
+    ) -> NDArray[np.int32]:
+        """Ids in which each part of an image is an id of its own: `-1 - row`. So equal ids are
+        equal images, in slots and in prefix trees. Raises ValueError where the prompt has not the
+        placeholders of these images, or ends with one."""
+        places = np.flatnonzero(ids[:prompt_tokens] == self.model.token)
+        parts = [rows.of(name, self.tokens(name)) for name in images]
+        every = np.concatenate(parts) if parts else np.zeros(0, np.int32)
+        if len(every) != len(places):
+            raise ValueError(
+                f"a prompt has {len(places)} placeholders, and its {len(images)} images "
+                f"{len(every)} tokens"
+            )
+        if len(places) and places[-1] == prompt_tokens - 1:
+            raise ValueError("a prompt ends with an image: its chat template has no text behind it")
+        marked = ids.copy()
+        marked[places] = -1 - every
+        return marked
+
+
+def run_images(folder: Path, model: Path) -> ModelImages | None:
+    """The images in a run's folder as its model reads them; None for a model of text. Raises
+    TaskError."""
+    if _read(model / "config.json").model_type not in FAMILIES:
+        return None
+    return ModelImages(KeptImages(folder), VisionModel(model))
+
+
+class ImageRows:
+    """Rows of the parts of images, counted through all images that were asked for.
+
+    >>> rows = ImageRows()
+    >>> rows.of("a", 2).tolist(), rows.of("b", 1).tolist(), rows.of("a", 2).tolist()
+    ([0, 1], [2], [0, 1])
+    """
+
+    def __init__(self) -> None:
+        self.first = dict[str, int]()
+        """The first row of each image, in the order of rows."""
+        self.end = 0
+        """The number of rows."""
+
+    def of(self, name: str, tokens: int) -> NDArray[np.int32]:
+        """The rows of an image of so many tokens."""
+        if name not in self.first:
+            if self.end + tokens >= LARGEST_ROW:  # what had the first ones ended long ago
+                self.first.clear()
+                self.end = 0
+            self.first[name] = self.end
+            self.end += tokens
+        return np.arange(self.first[name], self.first[name] + tokens, dtype=np.int32)
+
+
+class _Vision(msgspec.Struct):
+    spatial_merge_size: int = 2
+
+
+class _Config(msgspec.Struct):
+    """Parts of a model's config.json."""
+
+    model_type: str = ""
+    image_token_id: int | None = None
+    vision_config: _Vision | None = None
+
+
+def _read(path: Path) -> _Config:
+    try:
+        return msgspec.json.decode(read_regular(path, JSON_BYTES), type=_Config)
+    except FileNotFoundError:
+        return _Config()
+    except OSError as error:
+        raise TaskError(f"{path} cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise TaskError(f"{path} is not what a model's JSON file is: {error}") from error

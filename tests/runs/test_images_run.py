@@ -1,0 +1,61 @@
+"""A run whose prompts have images, from a folder of screens to a model: each image is kept once,
+engine and trainer agree, and the tower for images is as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from train_support import command, train
+
+from asyncrl.bundled.buttons import write_buttons
+from asyncrl.bundled.small_vision import write_vision_model
+from asyncrl.explain.curve import StepPoint, read
+from asyncrl.runtime.run_dir import IMAGES, METRICS, MODEL
+from asyncrl.tasks.images.kept_images import KeptImages
+from asyncrl.tasks.images.pixels import image_hash
+from asyncrl.training.models import load_model
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+
+def test_a_run_learns_from_screens(tmp_path: Path) -> None:
+    pytest.importorskip("PIL", reason="images need Pillow (the extra vision)")
+    write_buttons(tmp_path / "data", rows=6)
+    rows = tmp_path / "data" / "rows.jsonl"
+    rows.write_text(rows.read_text() * 2)  # each screen is asked about twice
+    write_vision_model(tmp_path / "model", seed=3)
+    (tmp_path / "parity.py").write_text(
+        "def even(answer, row):\n    return float(sum(map(ord, answer)) % 2 == 0)\n"
+    )
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    run = tmp_path / "run"
+    settings = {
+        "task__name": "data",
+        "task__path": str(rows),
+        "task__chat": True,
+        "task__verifier": "parity:even",
+        "task__eval_size": 2,
+        "train__steps": 2,
+        "train__eval_every": 2,
+        "rollout__max_new_tokens": 4,
+        "engine__context_tokens": 64,
+    }
+    ran = train(command(tmp_path / "model", run, **settings), PYTHONPATH=path)
+    assert ran.returncode == 0, ran.stderr
+    kept = [path.name for path in (run / IMAGES).iterdir()]
+    assert 0 < len(kept) <= 6  # however many rollouts showed them
+    assert all(image_hash(KeptImages(run / IMAGES).png(name)) == name for name in kept)
+    steps = [point for point in read(run / METRICS) if isinstance(point, StepPoint)]
+    assert len(steps) == 2
+    assert steps[0].metrics["log_ratio_abs"] < 1e-5
+    before, after = (
+        dict(load_model(path).named_parameters()) for path in (tmp_path / "model", run / MODEL)
+    )
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed and not any("visual" in name for name in changed)
+    own = json.loads((run / MODEL / "preprocessor_config.json").read_text())
+    assert own == json.loads((tmp_path / "model" / "preprocessor_config.json").read_text())
