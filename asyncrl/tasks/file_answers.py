@@ -36,7 +36,11 @@ SHOWN = 12
 class IdRow(msgspec.Struct, frozen=True):
     """A row of ids: a prompt, an answer with the id that ends it, where one does, and the
     log-probabilities with which its tokens were sampled, if they are known. `tokenizer` is the
-    digest of the tokenizer that the ids are of (`Tokenizer.digest`)."""
+    digest of the tokenizer that the ids are of (`Tokenizer.digest`).
+
+    >>> IdRow([5, 6], [7, 2], "sha256:…", [-0.5, -0.1]).logprobs
+    [-0.5, -0.1]
+    """
 
     prompt_ids: list[int]
     ids: list[int]

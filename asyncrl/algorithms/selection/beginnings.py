@@ -16,7 +16,11 @@ RUN = 4
 class Beginning(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The first `tokens` tokens of a response: their mean log-probability when they were sampled
     (`logprob`, at most 0), the share of their runs of `RUN` tokens that occurred before
-    (`repetition`, 0 to 1), and the `solve_rate` of the prompt at the admission (0 to 1)."""
+    (`repetition`, 0 to 1), and the `solve_rate` of the prompt at the admission (0 to 1).
+
+    >>> Beginning(512, -0.3, 0.05, 0.25).repetition
+    0.05
+    """
 
     tokens: int
     logprob: float
@@ -25,7 +29,11 @@ class Beginning(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class JudgedBeginning(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A beginning of a response that is judged, and whether the response was fully `right`."""
+    """A beginning of a response that is judged, and whether the response was fully `right`.
+
+    >>> JudgedBeginning(Beginning(512, -0.3, 0.05, 0.25), right=True).right
+    True
+    """
 
     beginning: Beginning
     right: bool

@@ -17,7 +17,11 @@ class LiveMember(NamedTuple):
     `judged` has its verdict, `ended` failed or was ended by a rule. It has `tokens` so far. `ids`
     (`int32`) and `behaviour` (`float32`, log-probabilities) are of as many of its first tokens as
     the question is about; `asked`: it was asked about before. `reward` and `right` are of one with
-    a reward."""
+    a reward.
+
+    >>> LiveMember("judged", tokens=12, reward=1.0, right=True).asked
+    False
+    """
 
     state: State
     tokens: int = 0
@@ -31,7 +35,11 @@ class LiveMember(NamedTuple):
 class LiveGroup(NamedTuple):
     """A group of which the member at position `asked` is asked about. `prompt` is what was known of
     the prompt at the group's admission, `judged` the last responses of any prompt whose end is
-    known, of `judged_count` that there ever were."""
+    known, of `judged_count` that there ever were.
+
+    >>> LiveGroup([LiveMember("judged", 12), LiveMember("live", 4)], asked=1).member.state
+    'live'
+    """
 
     members: Sequence[LiveMember]
     asked: int

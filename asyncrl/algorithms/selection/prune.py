@@ -25,7 +25,11 @@ from asyncrl.algorithms.selection.live_group import LiveGroup
 class Ending(NamedTuple):
     """An end of the rollout that was asked about, for a `reason` of small letters. Its first `kept`
     tokens are trained, as a response that was cut there; with 0 none. It goes on all the same with
-    this `chance`."""
+    this `chance`.
+
+    >>> Ending("too_long", kept=64).chance
+    0.0
+    """
 
     reason: str
     kept: int = 0
