@@ -49,7 +49,23 @@ class IdRow(msgspec.Struct, frozen=True):
 
 
 class FileAnswers:
-    """The answers that `foreign.path` has to each prompt."""
+    """The answers that `foreign.path` has to each prompt.
+
+    >>> import tempfile
+    >>> from array import array
+    >>> from pathlib import Path
+    >>> from asyncrl.config import load
+    >>> class Letters:
+    ...     digest, sampled, stop_ids = "letters", 128, {10}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "answers.jsonl"
+    ...     row = '{"prompt_ids": [50, 43, 50], "ids": [52], "tokenizer": "letters"}'
+    ...     _ = path.write_text(row)
+    ...     config = load(None, ["foreign.source=file", f"foreign.path={path}"], {})
+    ...     answers = FileAnswers(config, Letters())
+    >>> [answer.source for answer in answers.of(array("i", [50, 43, 50]).tobytes())]
+    ['file']
+    """
 
     def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
         """Read all rows once. Raises TaskError for the first that cannot be used."""

@@ -49,7 +49,11 @@ def share_id(run: Path) -> str:
 
 
 class SharedAnswer(msgspec.Struct, frozen=True):
-    """An answer: its ids, the log-probabilities of their sampling, and how it ended."""
+    """An answer: its ids, the log-probabilities of their sampling, and how it ended.
+
+    >>> SharedAnswer([52, 10], [-0.5, -0.1], "stop").finish
+    'stop'
+    """
 
     ids: list[int]
     logprobs: list[float]
@@ -58,7 +62,12 @@ class SharedAnswer(msgspec.Struct, frozen=True):
 
 class SharedGroup(msgspec.Struct, frozen=True):
     """The own answers of a group of a run whose tokenizer has this digest, of `version` or later.
-    `digest` is that of all else."""
+    `digest` is that of all else.
+
+    >>> group = SharedGroup("00000000000000aa", 7, 3, "letters", [50], [])
+    >>> group.name, len(group.sealed().digest)
+    ('00000000000000aa-3-7.json', 32)
+    """
 
     run: str
     group: int
@@ -96,7 +105,17 @@ def write_group(folder: Path, group: SharedGroup) -> Path:
 class SharedReader:
     """Reader of other runs' groups, for the run `own`, whose tokenizer has a digest and ids below
     `vocabulary`, and whose responses have `most` tokens at most. Answers are as old as their
-    version lies behind the newest that was seen of their run, and none is older than `max_age`."""
+    version lies behind the newest that was seen of their run, and none is older than `max_age`.
+
+    >>> import tempfile
+    >>> answer = SharedAnswer([52, 10], [-0.5, -0.1], "stop")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     group = SharedGroup("00000000000000aa", 7, 3, "letters", [50], [answer])
+    ...     _ = write_group(Path(folder), group)
+    ...     reader = SharedReader(Path(folder), "00000000000000bb", "letters", 128, 8, 4)
+    ...     [found.origin for found in reader.read(array("i", [50]).tobytes())]
+    ['group 7 of run 00000000000000aa']
+    """
 
     def __init__(
         self, folder: Path, own: str, tokenizer: str, vocabulary: int, most: int, max_age: int

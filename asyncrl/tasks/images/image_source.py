@@ -28,7 +28,11 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 class ImageSource(msgspec.Struct, frozen=True):
     """An image of a row: its encoded `data`, or the `path` of its file, relative to the folder of
-    the data file."""
+    the data file.
+
+    >>> ImageSource(path="screens/7.png").data
+    b''
+    """
 
     data: bytes = b""
     path: str = ""

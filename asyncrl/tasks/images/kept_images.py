@@ -20,7 +20,17 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 class KeptImages:
     """The folder of a run's images. `bytes` were read or written by this process, each image once
-    for each time that it was asked for."""
+    for each time that it was asked for.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from asyncrl.tasks.images.pixels import written_png
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     images = KeptImages(Path(folder))
+    ...     name = images.keep(written_png(np.zeros((2, 3, 3), np.uint8)))
+    ...     len(name), images.pixels(name).shape
+    (64, (2, 3, 3))
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -35,14 +35,24 @@ PROCESSOR = "preprocessor_config.json"
 
 class ImagePatches(NamedTuple):
     """An image as a model reads it: its patches, float32 [patches, numbers of a patch], and its
-    `grid`: the frames (1), rows and columns of patches."""
+    `grid`: the frames (1), rows and columns of patches.
+
+    >>> ImagePatches(np.zeros((8, 1176), np.float32), (1, 2, 4)).grid
+    (1, 2, 4)
+    """
 
     patches: NDArray[np.float32]
     grid: tuple[int, int, int]
 
 
 class VisionModel:
-    """The part of a model's files about images."""
+    """The part of a model's files about images.
+
+    >>> VisionModel(Path("a model of text"))
+    Traceback (most recent call last):
+    asyncrl.tasks.TaskError: the prompt has an image, and this model reads text alone: choose a \
+model of Qwen2.5-VL's family, or take the images out of the data
+    """
 
     def __init__(self, directory: Path) -> None:
         """Raises TaskError for a model whose images cannot be read here."""
@@ -115,7 +125,19 @@ class VisionModel:
 
 class ModelImages:
     """The images of a run as a model reads them, by their hashes. A process reads an image once,
-    as long as its patches are among the PATCH_BYTES that were used last."""
+    as long as its patches are among the PATCH_BYTES that were used last.
+
+    >>> import tempfile
+    >>> from asyncrl.tasks.images.pixels import written_png
+    >>> class OnePixelPatches:
+    ...     def patches(self, pixels):
+    ...         return ImagePatches(pixels.reshape(-1, 3).astype("f4"), (1, *pixels.shape[:2]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = KeptImages(Path(folder))
+    ...     name = store.keep(written_png(np.zeros((2, 3, 3), np.uint8)))
+    ...     ModelImages(store, OnePixelPatches()).of(name).grid
+    (1, 2, 3)
+    """
 
     def __init__(self, store: KeptImages, model: VisionModel) -> None:
         self.store, self.model = store, model
