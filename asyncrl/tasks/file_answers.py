@@ -56,7 +56,7 @@ class FileAnswers:
     >>> from pathlib import Path
     >>> from asyncrl.config import load
     >>> class Letters:
-    ...     digest, sampled, stop_ids = "letters", 128, {10}
+    ...     digest, sampled, stop_ids, end_id = "letters", 128, {10}, 10
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder) / "answers.jsonl"
     ...     row = '{"prompt_ids": [50, 43, 50], "ids": [52], "tokenizer": "letters"}'
