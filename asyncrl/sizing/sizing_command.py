@@ -90,8 +90,8 @@ def models_of(named: Path, config: Config) -> tuple[ClusterModel, str]:
         raise ConfigError(f"--models {named}: there is no such file, and no such preset; {meant}?")
     cluster_models = preset(name, config)
     return cluster_models, (
-        f"preset {name}: published and derived numbers, within a third of published runs; "
-        f"assumed are responses of {cluster_models.length.mean:,.0f} tokens in the mean, and "
+        f"preset {name}: published and derived numbers, compared with runs on H100s alone "
+        f"(docs/sizing.md); assumed are responses of {cluster_models.length.mean:,.0f} tokens in the mean, and "
         f"{cluster_models.verdict.accepted:.0%} of groups whose rewards differ"
     )
 
