@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from asyncrl.explain.conditions.sides import IDLE
 from asyncrl.explain.diagnosis import idle, longest_waits
-from asyncrl.explain.run_status import ActorStatus, RunStatus
+from asyncrl.explain.run_status import ActorStatus, GroupCounts, RunStatus
 from asyncrl.explain.views.html_page import Html, joined, meter, table, tag
 from asyncrl.messages import Role, Wait
 from asyncrl.words import NONE, count, duration, share, size
@@ -50,7 +50,7 @@ def _stages(status: RunStatus) -> Iterator[Html]:
         "empty" if status.ok is not None else "works",
         "ended" if status.ok is not None else says,
         [
-            f"{groups.live} groups in flight (limit {groups.max_live})",
+            f"{groups.live} groups in flight ({_limit(groups)})",
             f"{groups.filtered} filtered in a row",
         ],
         None,
@@ -104,6 +104,12 @@ def _stages(status: RunStatus) -> Iterator[Html]:
     else:
         version = "none yet" if status.committed is None else f"version {status.committed}"
         yield _stage("Publication", "empty", "none under way", [version], None)
+
+
+def _limit(groups: GroupCounts) -> str:
+    """The limit of live groups. More live where the filter leaves many out."""
+    over = groups.live > groups.max_live > 0
+    return f"limit {groups.max_live}" + " that pass the filter" * over
 
 
 def _of_role(status: RunStatus, role: Role, name: str, facts: list[str]) -> Html:
@@ -192,7 +198,7 @@ def _actors(status: RunStatus) -> Html:
     rows = [
         (
             actor.name,
-            _standing(actor),
+            _standing(actor, ended=status.ok is not None),
             count(actor.holds),
             NONE if actor.version is None else f"{actor.version}",
             _causes(actor),
@@ -206,7 +212,7 @@ def _actors(status: RunStatus) -> Html:
     return joined(table(rows, ("actor", "is", "holds", "version", "idle, by cause")), *note)
 
 
-def _standing(actor: ActorStatus) -> str:
+def _standing(actor: ActorStatus, *, ended: bool) -> str:
     if actor.removed:
         return f"removed: {actor.removed}"
     if actor.busy is not None:
@@ -215,6 +221,8 @@ def _standing(actor: ActorStatus) -> str:
         return "running"
     if actor.incarnation < 0:
         return "has not come yet"
+    if ended:
+        return "ended"
     return f"gone {duration(actor.seconds)} ago"
 
 

@@ -22,12 +22,16 @@ from report_support import Parsed, whole_run
 
 from asyncrl.agents.printed import AttemptOutput, PrintedFile
 from asyncrl.cli import main
+from asyncrl.config.load import write
+from asyncrl.config.schema import Config
 from asyncrl.experience import events as e
 from asyncrl.experience.episode import Strand, Turn
 from asyncrl.explain import run_status, summary
 from asyncrl.explain.curve import line_of
+from asyncrl.explain.run_status import ActorStatus, GroupCounts
 from asyncrl.explain.views import run_page
 from asyncrl.explain.views.assets import SCRIPTS, STYLES, VENDORED, asset
+from asyncrl.explain.views.flow_part import flow, who_waits
 from asyncrl.explain.views.kept_rollouts import KeptRollouts
 from asyncrl.explain.views.page_gate import ALWAYS, PageGate
 from asyncrl.explain.views.page_process import loopback
@@ -35,9 +39,11 @@ from asyncrl.explain.views.rollout_part import rollout_detail
 from asyncrl.explain.views.run_page import RunPage
 from asyncrl.explain.views.run_parts import PARTS, RunPart
 from asyncrl.explain.views.runs_page import RunsPage
+from asyncrl.explain.views.seen_run import SeenRun
 from asyncrl.explain.views.seen_turns import turns_of
+from asyncrl.explain.views.settings_part import settings
 from asyncrl.runtime.ipc.waits import Waits
-from asyncrl.runtime.run_dir import METRICS, STATUS, SUMMARY
+from asyncrl.runtime.run_dir import METRICS, RUN_TOML, STATUS, SUMMARY
 
 KEY = "0123456789abcdef"
 
@@ -341,3 +347,24 @@ async def test_numbers_that_are_none_and_a_torn_line_leave_a_curve(tmp_path: Pat
     assert "NaN" not in curves and "Infinity" not in curves
     shown = dict(Parsed(curves.replace("<!doctype html><meta charset=utf-8>", "")).attributes)
     assert json.loads(shown["data-curves"] or "")["steps"]["version"] == [1, 2]
+
+
+def test_a_setting_that_is_left_alone_is_at_its_default(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r")
+    write(Config(), run / RUN_TOML)
+    changed, _, kept = str(settings(SeenRun(run, 0.0))).partition("<details>")
+    assert "staleness." not in changed and "staleness.correction" in kept
+
+
+def test_who_has_ended_with_the_run_is_not_gone_for_a_moment() -> None:
+    actor = ActorStatus(
+        name="trainer-0", role="trainer", here=False, incarnation=0, pid=1, seconds=0.06
+    )
+    said = [str(who_waits(status(actors=[actor], ok=ok))) for ok in (None, True)]
+    assert "gone 60 ms ago" in said[0] and "ago" not in said[1]
+
+
+def test_a_limit_that_filtered_groups_exceed_says_what_it_limits() -> None:
+    for live, words in ((32, "(limit 32)"), (80, "(limit 32 that pass the filter)")):
+        standing = status(groups=GroupCounts(live=live, max_live=32))
+        assert f"{live} groups in flight {words}" in str(flow(standing))
