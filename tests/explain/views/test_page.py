@@ -32,6 +32,7 @@ from asyncrl.explain.run_status import ActorStatus, GroupCounts
 from asyncrl.explain.views import run_page
 from asyncrl.explain.views.assets import SCRIPTS, STYLES, VENDORED, asset
 from asyncrl.explain.views.flow_part import flow, who_waits
+from asyncrl.explain.views.head_part import head
 from asyncrl.explain.views.kept_rollouts import KeptRollouts
 from asyncrl.explain.views.page_gate import ALWAYS, PageGate
 from asyncrl.explain.views.page_process import loopback
@@ -42,8 +43,10 @@ from asyncrl.explain.views.runs_page import RunsPage
 from asyncrl.explain.views.seen_run import SeenRun
 from asyncrl.explain.views.seen_turns import turns_of
 from asyncrl.explain.views.settings_part import settings
+from asyncrl.messages import Role
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.runtime.run_dir import METRICS, RUN_TOML, STATUS, SUMMARY
+from asyncrl.words import clock
 
 KEY = "0123456789abcdef"
 
@@ -368,3 +371,17 @@ def test_a_limit_that_filtered_groups_exceed_says_what_it_limits() -> None:
     for live, words in ((32, "(limit 32)"), (80, "(limit 32 that pass the filter)")):
         standing = status(groups=GroupCounts(live=live, max_live=32))
         assert f"{live} groups in flight {words}" in str(flow(standing))
+
+
+def test_the_head_says_what_a_run_cost(tmp_path: Path) -> None:
+    """As `asyncrl runs` does: the time of the trainer and of each rollout actor."""
+    roles: list[Role] = ["trainer", "rollout", "rollout", "reward"]
+    actors = [
+        ActorStatus(name=f"{role}-{n}", role=role, here=True, incarnation=0, pid=1, seconds=0.1)
+        for n, role in enumerate(roles)
+    ]
+    points = [step(version) for version in range(1, 6)]
+    run = make_run(tmp_path / "r", points, status=status(actors=actors, ok=True, reason="done"))
+    said = str(head(SeenRun(run, 0.0)))
+    assert f"{clock(points[-1].seconds)} worked" in said
+    assert f"{clock(3 * points[-1].seconds)} of device time" in said
