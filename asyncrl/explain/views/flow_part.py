@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from asyncrl.explain.conditions.sides import IDLE
 from asyncrl.explain.diagnosis import idle, longest_waits
-from asyncrl.explain.run_status import ActorStatus, GroupCounts, RunStatus
+from asyncrl.explain.run_status import ActorStatus, RunStatus
 from asyncrl.explain.views.html_page import Html, joined, meter, table, tag
 from asyncrl.messages import Role, Wait
 from asyncrl.words import NONE, count, duration, share, size
@@ -50,7 +50,7 @@ def _stages(status: RunStatus) -> Iterator[Html]:
         "empty" if status.ok is not None else "works",
         "ended" if status.ok is not None else says,
         [
-            f"{groups.live} groups in flight ({_limit(groups)})",
+            f"{groups.live} groups in flight (limit {groups.most})",
             f"{groups.filtered} filtered in a row",
         ],
         None,
@@ -104,12 +104,6 @@ def _stages(status: RunStatus) -> Iterator[Html]:
     else:
         version = "none yet" if status.committed is None else f"version {status.committed}"
         yield _stage("Publication", "empty", "none under way", [version], None)
-
-
-def _limit(groups: GroupCounts) -> str:
-    """The limit of live groups. More live where the filter leaves many out."""
-    over = groups.live > groups.max_live > 0
-    return f"limit {groups.max_live}" + " that pass the filter" * over
 
 
 def _of_role(status: RunStatus, role: Role, name: str, facts: list[str]) -> Html:
