@@ -50,7 +50,7 @@ def blamed(kind: str, name: str) -> Iterator[None]:
 
 
 def _names(error: Exception) -> str:
-    """What a thing of asyncrl's has, where a strategy asked it for something that it has not.
+    """The names of a thing of asyncrl's, where a strategy asked it for something else.
 
     >>> from asyncrl.algorithms.selection.growth import GrowingGroup
     >>> try:

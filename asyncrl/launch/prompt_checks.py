@@ -57,7 +57,7 @@ AS_MESSAGES = (
     "where the prompt is a conversation, a completion is a list of messages, as in TRL: "
     'completions[0][0]["content"] is its text'
 )
-"""What a function in TRL's form may have overlooked."""
+"""The form of completions that a function for TRL may have overlooked."""
 
 
 @contextmanager
