@@ -59,7 +59,7 @@ class ProgramLine(msgspec.Struct, frozen=True):
 
 
 def program_line(entry: Mapping[str, Any]) -> ProgramLine:
-    """What a line says about programs, in any of the known forms. Raises LookupError."""
+    """The words of a line on programs, in any of the known forms. Raises LookupError."""
     try:
         return msgspec.convert(read_program_line(entry), ProgramLine)
     except msgspec.ValidationError as error:

@@ -21,7 +21,7 @@ def accepted(answer: Any) -> list[Any]:
 
 
 def verified(verifier: BuiltIn, answer: Answer, line: Mapping[str, Any]) -> Any:
-    """What a built-in verifier gives a response to a line: the most that it gives for any of the
+    """The reward that a built-in verifier gives a response: the most that it gives for any of the
     right answers. A judge on a server reads them all.
 
     >>> from asyncrl.tasks.verifiers.exact import Exact
