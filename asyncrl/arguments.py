@@ -259,7 +259,8 @@ def parser() -> argparse.ArgumentParser:
         nargs="?",
         default="",
         metavar="TASK|FILE",
-        help="a task of `asyncrl tasks`, or a file of prompts (default: the bundled job)",
+        help="a task of `asyncrl tasks`, a class of your own (./file.py:name), or a file of "
+        "prompts (default: the bundled job)",
     )
     add_sets(first)
     trial = add("simulate", SIMULATE, SOURCES, "forecast this run (default: search for faults)")

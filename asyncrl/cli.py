@@ -37,12 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without `≤` shows `?`
+    given = sys.argv[1:] if argv is None else argv
+    if given[:1] == ["help"]:  # as of git: `help train` is `train --help`
+        given = [*given[1:2], "--help"]
     known = parser()
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
         from asyncrl.completion import complete
 
         complete(known)
-    args = known.parse_args(argv)
+    args = known.parse_args(given)
     from asyncrl.config.errors import BAD_INPUT, ConfigError
     from asyncrl.config.paths import reachable, refuse_unnamed
     from asyncrl.runtime.output import complain

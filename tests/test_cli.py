@@ -173,7 +173,7 @@ def test_the_package_is_the_command() -> None:
 
 
 def test_help_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
-    for argv in (["--help"], ["train", "--help"]):
+    for argv in (["--help"], ["help"], ["train", "--help"], ["help", "train"]):
         with pytest.raises(SystemExit) as ended:
             main(argv)
         out = capsys.readouterr().out

@@ -17,6 +17,7 @@ from asyncrl.algorithms.objectives import Objective
 from asyncrl.algorithms.selection.curriculum import Curriculum
 from asyncrl.algorithms.selection.filters import GroupFilter
 from asyncrl.algorithms.selection.group_size import Sizing
+from asyncrl.algorithms.selection.judged_group import JudgedMember
 from asyncrl.algorithms.selection.keep import KeepRule
 from asyncrl.algorithms.selection.replay import ReplayRule
 from asyncrl.config import ConfigError
@@ -104,3 +105,12 @@ def test_what_a_strategy_raises_is_one_sentence_with_its_line(tmp_path: Path) ->
         size()
     with pytest.raises(MemoryError), blamed("sizing", "mine:Half"):
         raise MemoryError
+
+
+def test_a_name_that_a_member_has_not_is_told_with_those_that_it_has() -> None:
+    with pytest.raises(StrategyError) as caught, blamed("keep rule", "mine:Roc"):
+        JudgedMember(1.0).failed_calls  # type: ignore[attr-defined]  # noqa: B018
+    assert "'failed_calls'; it has calls, cut, failed, keys, logprob, parts, " in str(caught.value)
+    with pytest.raises(StrategyError) as caught, blamed("keep rule", "mine:Roc"):
+        "a text".failed_calls  # type: ignore[attr-defined]  # noqa: B018
+    assert "it has" not in str(caught.value)

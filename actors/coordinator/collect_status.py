@@ -41,8 +41,8 @@ def collect_status(parts: Components) -> RunStatus:
     statuses = experience.statuses()
     generated_per_s, trained_per_s = statistics.rates
     outcome, (unwritten, unwritten_why) = parts.outcome, unwritten_checkpoints(parts)
-    tool_replies = statistics.counts["agents_offered_tools"]
-    unread_calls = statistics.counts["agents_unread_calls"]
+    tool_replies = int(statistics.counts["agents_offered_tools"])  # an increase comes as a float
+    unread_calls = int(statistics.counts["agents_unread_calls"])
     return RunStatus(
         at=time.time(),
         seconds=statistics.seconds,

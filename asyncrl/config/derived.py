@@ -5,9 +5,10 @@ the settings alone, by the rule in its row; nothing is measured or guessed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from asyncrl.algorithms.selection.keep import number_kept
 from asyncrl.config.advice import advice
 from asyncrl.config.chunk_tokens import chunk_tokens
 from asyncrl.config.cluster import agent_cores, joined, local_rollouts, ranks_here
@@ -210,6 +211,7 @@ def derived(config: Config, available: int, routing: int | None = 0) -> list[Row
             f"{steps(config):,}",
             f"{prompts:,} prompts of {task.train_size:,}: {_epochs(prompts / task.train_size)}",
         ),
+        *_curriculum(config),
         *_step(config),
         Row(
             "groups live",
@@ -348,12 +350,33 @@ def _step(config: Config) -> list[Row]:
             f"{'≤ ' if most > least else ''}{most:,}",
             f"{train.batch_groups} groups of {each}",
         ),
+        *_kept(config),
         Row(
             "response tokens per step",
             f"≤ {most * rollout.max_new_tokens:,}",
             f"{rollout.max_new_tokens} a rollout",
         ),
     ]
+
+
+def _curriculum(config: Config) -> Iterator[Row]:
+    """A row about the choice of prompts, where it is not each in turn."""
+    if config.task.curriculum != "in_order":
+        yield Row("curriculum", config.task.curriculum, "chooses the next prompt")
+
+
+def _kept(config: Config) -> Iterator[Row]:
+    """A row about the members of a group that are trained, where a rule chooses them."""
+    train, sizes = config.train, (config.rollout.group_size, max_group_size(config))
+    if train.keep == "all":
+        return
+    least, most = (number_kept(count, train.keep_members) for count in sizes)
+    each = f"{least} to {most}" if most > least else f"{most}"
+    yield Row(
+        "rollouts trained",
+        f"≤ {train.batch_groups * most:,}",
+        f"{each} of each group, chosen by {train.keep}",
+    )
 
 
 def _updates(config: Config) -> list[Row]:

@@ -124,7 +124,7 @@ def render(config: Config, keys: Collection[str] = FIELDS, *, folder: Path | Non
         for field in fields:  # a table comes last, because it takes every key that follows it
             if field is first_advanced:
                 parts.append("\n# Advanced:\n\n")
-            value = _plain(lookup(config, field.key))
+            value = as_written(lookup(config, field.key))
             if folder is not None and field.is_code:
                 value = from_folder(value, folder)
             parts.append(_comment(field))
@@ -138,7 +138,7 @@ def render(config: Config, keys: Collection[str] = FIELDS, *, folder: Path | Non
     return "".join(parts).rstrip() + "\n"
 
 
-def _plain(value: Any) -> Any:
+def as_written(value: Any) -> Any:
     """A setting as a TOML value: corrections as tables."""
     if isinstance(value, tuple):
         return [item.table() if isinstance(item, Correction) else item for item in value]

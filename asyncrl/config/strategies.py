@@ -45,5 +45,22 @@ def blamed(kind: str, name: str) -> Iterator[None]:
         last = (own or frames)[-1]
         raise StrategyError(
             f"the {kind} {name!r} failed in {Path(last.filename).name}, line {last.lineno} "
-            f"({reason(error)}); correct it, and resume the run."
+            f"({reason(error)}{_names(error)}); correct it, and resume the run."
         ) from error
+
+
+def _names(error: Exception) -> str:
+    """The names of a thing of asyncrl's, where a strategy asked it for something else.
+
+    >>> from asyncrl.algorithms.selection.growth import GrowingGroup
+    >>> try:
+    ...     GrowingGroup(4, []).answers
+    ... except AttributeError as error:
+    ...     print(_names(error))
+    ; it has members, prompt, rewards, size, solved
+    """
+    asked = getattr(error, "obj", None) if isinstance(error, AttributeError) else None
+    if not type(asked).__module__.startswith("asyncrl."):
+        return ""
+    names = [name for name in dir(asked) if name[0] != "_" and not hasattr(tuple, name)]
+    return f"; it has {', '.join(names)}"

@@ -236,7 +236,7 @@ def _engines_wait(status: RunStatus) -> Iterator[str]:
     if _with_agents(status):
         yield f"Rollout actors are idle, and agents are the slow side: {_episodes(status)}"
     if groups.max_live and groups.live >= groups.max_live:
-        full = f"admission is full: {groups.live} groups of at most {groups.max_live} are live"
+        full = f"admission is full: {groups.live} groups of at most {groups.most} are live"
         if sealed > taken:
             yield (
                 f"Rollout actors are idle because {full}, and {sealed} of their answers wait "

@@ -150,7 +150,8 @@ def line(status: StatusUpdate) -> str:
     """One line of text. It says what limits the run before the first step, and in trouble."""
     figures = "  ".join(f"{name} {value}" for name, value in update_rows(status))
     limit = status.limit if status.alarms or not status.step else ""
-    notes = [status.note, limit, *map(progress_line, status.progress)]
+    note = "" if status.note in limit else status.note
+    notes = [note, limit, *map(progress_line, status.progress)]
     return (
         f"{clock(status.seconds)}  {status.phase}  step {status.step}/{status.steps}  {figures}"
         + "".join(f"  | {note}" for note in notes if note)
@@ -177,7 +178,7 @@ def panel(status: StatusUpdate, left_s: float | None = None) -> RenderableType:
         body.add_row(Text(name, style="dim", no_wrap=True), Text(escaped(said)))
     fails = [Text(escaped(alarm), style="bold red") for alarm in s.alarms if alarm != s.limit]
     limit = [Text(escaped(s.limit), style=colour)] if s.limit else []
-    notes = [Text(escaped(s.note), style="italic")] if s.note else []
+    notes = [Text(escaped(s.note), style="italic")] if s.note not in s.limit else []
     return Group(*fails, *notes, head, bar, *limit, body, *_bars(s.progress))
 
 

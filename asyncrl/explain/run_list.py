@@ -64,7 +64,7 @@ def run_cells(files: RunFiles, now: float) -> tuple[str, str, str, str, str]:
         if (status := files.last_status) is not None:
             step = f"{status.step}/{status.steps}"
             seconds = max(seconds or 0.0, status.seconds)
-            cost = duration(seconds * _devices(status))
+            cost = duration(seconds * devices(status))
         worked = duration(seconds)
     began = f"{duration(max(0.0, now - _began(files.path)))} ago"
     return step, accuracy, worked, cost, began
@@ -76,7 +76,7 @@ def _accuracy(points: list[Point]) -> float | None:
     return next((accuracy for accuracy in known if accuracy is not None), None)
 
 
-def _devices(status: RunStatus) -> int:
+def devices(status: RunStatus) -> int:
     """Devices that a run has: those of its rollout actors, and those of its trainer's ranks. One
     that is lent counts once, as it is the trainer's."""
     lent = status.lending.engines if status.lending is not None else 0

@@ -101,6 +101,16 @@ class GroupCounts(msgspec.Struct, frozen=True, kw_only=True):
     filtered: int = 0
     patience: int = 0
 
+    @property
+    def most(self) -> str:
+        """The limit of live groups, in words: more live where the filter leaves many out.
+
+        >>> GroupCounts(live=8, max_live=8).most, GroupCounts(live=20, max_live=8).most
+        ('8', '8 that pass the filter')
+        """
+        over = self.live > self.max_live > 0
+        return f"{self.max_live}" + " that pass the filter" * over
+
 
 class EpisodeCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Episodes: those that are `live`, of these those whose agents have the ball, `thinking`, and

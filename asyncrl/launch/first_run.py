@@ -20,7 +20,8 @@ from asyncrl.bundled.bundled_model import frame, tokenizer
 from asyncrl.config import ConfigError, load, read
 from asyncrl.config.fields import FIELDS
 from asyncrl.config.load import render
-from asyncrl.config.paths import is_file, is_folder
+from asyncrl.config.paths import is_file, is_folder, is_hub_name
+from asyncrl.config.plugins import module_and_name
 from asyncrl.config.schema import ModelConfig, RolloutConfig, TaskConfig
 from asyncrl.config.setting import Tier
 from asyncrl.escape import escaped
@@ -85,11 +86,13 @@ def main_job() -> str:
 def first_run(what: str, file: str, sets: Sequence[str] = ()) -> str:
     """The text of a run.toml for a task or data of the user's, to be named `file`, with what `sets`
     say. Raises ConfigError."""
-    # no task's name has these characters
-    of_file = bool({*"./*:"} & set(what)) or is_file(Path(what)) or is_folder(Path(what))
+    here = is_file(Path(what)) or is_folder(Path(what))
+    of_class = not here and not is_hub_name(what) and module_and_name(what) is not None
+    # no data set of reasoning-gym has these characters in its name
+    of_file = here or (not of_class and bool({*"./*:"} & set(what)))
     of_task = ["task.name=data", f"task.path={what}"] if of_file else [f"task.name={what}"]
     said = _keys(sets)
-    ours = of_file and not said & {"task.eval_size", "task.eval_path"}
+    ours = (of_file or of_class) and not said & {"task.eval_size", "task.eval_path"}
     try:
         config = load(None, [*of_task, *["task.eval_size=0"] * ours, *sets], {}).task
         task = open_task(config, 0)
@@ -107,8 +110,8 @@ def first_run(what: str, file: str, sets: Sequence[str] = ()) -> str:
     }
     chosen = load(None, [*of_task, *(f"{key}={value}" for key, value in found.items()), *sets], {})
     written = [key for key in KEYS if of_file or key not in OF_A_FILE]
-    text = render(chosen, [*written, *sorted(said.difference(written))])
-    if not of_file:
+    text = render(chosen, [*written, *sorted(said.difference(written))], folder=Path.cwd())
+    if not of_file and not of_class:
         text = text.replace("\n# The model that", f"\n{_parameters(what)}\n# The model that", 1)
     head = HEAD.format(
         what=what if not of_file else f"the prompts of {what}",

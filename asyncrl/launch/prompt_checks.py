@@ -55,6 +55,12 @@ CURES = {
 """Kinds of reasons for no verdict on the data's own answer with which no run begins, and what to do
 about each."""
 
+AS_MESSAGES = (
+    "where the prompt is a conversation, a completion is a list of messages, as in TRL: "
+    'completions[0][0]["content"] is its text'
+)
+"""The form of completions that a function for TRL may have overlooked."""
+
 
 @contextmanager
 def own_tokenizer(config: Config, task: Task) -> Iterator[Tokenizer]:
@@ -285,7 +291,8 @@ def _failing(index: int, answer: str, reason: str, *, own: bool) -> Row:
     words = f"on {whose} answer to prompt {index} ({escaped(answer, 40)!r})"
     kind = reason.partition(":")[0]
     if kind in CURES and (own or kind != "raised"):
+        form = f"; {AS_MESSAGES}" * ("'list' object has no attribute" in reason)
         raise ConfigError(
-            f"the verifier gives no reward {words}: {escaped(reason, 200)}; {CURES[kind]}."
+            f"the verifier gives no reward {words}: {escaped(reason, 200)}{form}; {CURES[kind]}."
         )
     return Row("note", "task.verifier", f"no verdict {words}: {escaped(reason, 200)}")

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 from scripted_parts import ScriptedVerifiers, by_length
 from scripted_world import ScriptedWorld, configured
 
 from asyncrl.actors.coordinator.collect_status import collect_status, collect_update
+from asyncrl.actors.coordinator.peers import Peer
 from asyncrl.actors.verifier_process import TimedVerdict
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
+from asyncrl.explain import run_status
 from asyncrl.explain.curve import Curve, EvaluationPoint, StepPoint, point_of
-from asyncrl.messages import Drain, NoVerdict, Replace, Scored, Split, StatusUpdate, Verdict
+from asyncrl.messages import (
+    Drain,
+    Hello,
+    NoVerdict,
+    Replace,
+    Report,
+    Scored,
+    Split,
+    StatusUpdate,
+    Verdict,
+)
+from asyncrl.runtime.ipc.link import memory_links
 
 
 async def test_a_run_trains_every_step_and_evaluates_the_first_and_the_last_version(
@@ -485,3 +500,20 @@ async def test_the_summary_says_what_the_events_say(autojump_clock: trio.testing
         and 0 < summary.publication.seconds < world.seconds
     )
     assert summary.accuracy.start == world.coordinator.parts.evaluation.accuracy[0]
+
+
+async def test_a_status_with_counts_of_agents_can_be_read(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Counts come as numbers with a fraction, as every increase does."""
+    world = ScriptedWorld(configured(train={"steps": 1}))
+    with trio.fail_after(10_000):
+        await world.run()
+    told = Report(1.0, {}, {"agents_offered_tools": 3, "agents_unread_calls": 1}, [])
+    came = msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=Report)
+    agents = Peer(Hello("agents", 0, 0, 1), memory_links()[0])
+    parts = world.coordinator.parts
+    parts.statistics.on_report(agents, came, True)
+    run_status.write(collect_status(parts), tmp_path / "status.json")
+    found = run_status.read(tmp_path / "status.json")
+    assert (found.tool_replies, found.unread_calls) == (3, 1)

@@ -371,6 +371,25 @@ def test_check_shows_advice_below_what_follows_and_goes_on(
         ),
         (["train.step_tokens=5000"], "rollouts per step", "by their tokens", "groups of 8"),
         (
+            ["train.keep=roc", "rollout.group_size=16"],
+            "rollouts trained",
+            "≤ 128",
+            "8 of each group, chosen by roc",
+        ),
+        (
+            ["train.keep=top", "train.keep_members=5"],
+            "rollouts trained",
+            "≤ 80",
+            "5 of each group, chosen by top",
+        ),
+        (
+            ["train.keep=top", "rollout.sizing=difficulty"],
+            "rollouts trained",
+            "≤ 128",
+            "4 to 8 of each group, chosen by top",
+        ),
+        (["task.curriculum=difficulty"], "curriculum", "difficulty", "chooses the next prompt"),
+        (
             ["train.step_tokens=5000"],
             "response tokens per step",
             "≥ 5,000",

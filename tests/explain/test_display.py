@@ -139,6 +139,17 @@ def test_plain_lines_come_with_news_and_not_more_often() -> None:
     assert times == [f"0:{s:02}" for s in (*range(0, 21, 2), 30)]
 
 
+def test_what_limits_the_run_is_said_once() -> None:
+    starts = "16 attempts wait to start; a start takes 11 s, and 1 starts at a time"
+    limit = f"The trainer waits for experience, and agents are the slow side: {starts}."
+    waits = at(30, step=0, note=starts, limit=limit)
+    assert line(waits).count(starts) == 1
+    wide = Console(file=io.StringIO(), width=200)
+    wide.print(panel(waits))
+    assert output(wide).count(starts) == 1
+    assert "agents-0 fails" in line(at(30, step=0, note="agents-0 fails", limit=limit))
+
+
 def test_an_accuracy_of_the_average_says_so() -> None:
     averaged = msgspec.structs.replace(STATUS, accuracy_weights="ema")
     assert "accuracy 0.625 (version 4)  " in line(STATUS)

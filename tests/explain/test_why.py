@@ -183,6 +183,14 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
             "the trainer is the slow side",
         ],
     ),
+    "admission is full, with groups for those that are filtered": (
+        standing(
+            idle=FULL,
+            rollouts={"taken": 40, "judged": 24},
+            groups=GroupCounts(live=20, max_live=8, complete=3, patience=512),
+        ),
+        ["admission is full: 20 groups of at most 8 that pass the filter are live"],
+    ),
     "admission is full, verifiers are slow": (
         standing(
             idle=FULL,

@@ -158,3 +158,31 @@ def test_settings_of_a_file_are_written_and_win_over_what_it_needs(
     capsys.readouterr()
     assert main(["init", "--set", "task.prompt_key=frage"]) == 2
     assert "asyncrl init FILE --set" in capsys.readouterr().err
+
+
+OWN = """
+import asyncrl
+
+class Double(asyncrl.Task):
+    def rows(self):
+        return range(40)
+
+    def prompt(self, row):
+        return f"2 * {row} ="
+
+    def answer(self, row):
+        return str(2 * row)
+"""
+
+
+def test_a_class_of_ones_own_is_a_task_and_no_file_of_prompts(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "own.py").write_text(OWN)
+    assert main(["init", "./own.py:Double"]) == 0
+    assert "own.py:Double" in capsys.readouterr().out
+    text = (here / "run.toml").read_text()
+    assert 'name = "./own.py:Double"' in text and "task.path" not in text
+    assert main(["check", "run.toml"]) == 0
+    config = load(Path("run.toml"), (), {})
+    assert config.rollout.max_new_tokens == 8 and config.task.eval_size == 8

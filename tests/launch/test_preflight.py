@@ -510,6 +510,7 @@ def test_a_verifier_judges_an_answer_of_the_data(monkeypatch: pytest.MonkeyPatch
     lines += ["def endless(a, line): return float('nan')"]
     lines += ["def never(a, line): return 0.0"]
     lines += ["def right(a, line): return float(a == str(line['answer']))"]
+    lines += ["def trl(completions, answer): return [float(completions[0].strip() == answer[0])]"]
     Path("tried_by_check.py").write_text("\n".join(lines) + "\n")
     # else this process and the sandbox's make a folder of bytecode
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -525,6 +526,12 @@ def test_a_verifier_judges_an_answer_of_the_data(monkeypatch: pytest.MonkeyPatch
     (note,) = preflight.check(config(*data("a", verifier="tried_by_check:never")), None, 2).notes
     assert "no reward to the data's own answer to prompt 0 ('12')" in note.meaning
     assert not preflight.check(config(*data("a", verifier="tried_by_check:right")), None, 2).notes
+    asked = [{"role": "user", "content": "a"}]
+    Path("chat.jsonl").write_text(f"{json.dumps({'prompt': asked, 'answer': '12'})}\n" * 2)
+    chat = ["task.name=data", "task.path=chat.jsonl", "task.eval_size=0"]
+    said = refusal(config(*chat, "task.verifier=tried_by_check:trl"))
+    assert "'list' object has no attribute 'strip'" in said
+    assert 'a list of messages, as in TRL: completions[0][0]["content"] is its text' in said
 
 
 def test_a_shard_that_is_missing_is_named() -> None:

@@ -167,7 +167,8 @@ class PromptReader:
 
     def _too_long(self, what: str, param: str) -> GatewayError:
         return bad(
-            f"{what} the model's context of {self._settings.context_tokens} tokens",
+            f"{what} the model's context of {self._settings.context_tokens} tokens "
+            "(engine.context_tokens)",
             param,
             "context_length_exceeded",
         )

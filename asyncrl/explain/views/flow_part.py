@@ -50,7 +50,7 @@ def _stages(status: RunStatus) -> Iterator[Html]:
         "empty" if status.ok is not None else "works",
         "ended" if status.ok is not None else says,
         [
-            f"{groups.live} groups in flight (limit {groups.max_live})",
+            f"{groups.live} groups in flight (limit {groups.most})",
             f"{groups.filtered} filtered in a row",
         ],
         None,
@@ -192,7 +192,7 @@ def _actors(status: RunStatus) -> Html:
     rows = [
         (
             actor.name,
-            _standing(actor),
+            _standing(actor, ended=status.ok is not None),
             count(actor.holds),
             NONE if actor.version is None else f"{actor.version}",
             _causes(actor),
@@ -206,7 +206,7 @@ def _actors(status: RunStatus) -> Html:
     return joined(table(rows, ("actor", "is", "holds", "version", "idle, by cause")), *note)
 
 
-def _standing(actor: ActorStatus) -> str:
+def _standing(actor: ActorStatus, *, ended: bool) -> str:
     if actor.removed:
         return f"removed: {actor.removed}"
     if actor.busy is not None:
@@ -215,6 +215,8 @@ def _standing(actor: ActorStatus) -> str:
         return "running"
     if actor.incarnation < 0:
         return "has not come yet"
+    if ended:
+        return "ended"
     return f"gone {duration(actor.seconds)} ago"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from asyncrl.config.model_names import said
+from asyncrl.explain.run_list import devices
 from asyncrl.explain.views.html_page import Html, joined, tag
 from asyncrl.explain.views.seen_run import SeenRun, moment
 from asyncrl.explain.why import OLD_S
@@ -86,6 +87,8 @@ def _progress(seen: SeenRun) -> Html:
     steps = status.steps if status is not None else 0
     said = [f"step {count(step)} of {count(steps)}" if steps else f"step {count(step)}"]
     said.append(f"{clock(figures.seconds)} worked" if figures.seconds else "no step yet")
+    if status is not None and figures.seconds and (used := devices(status)):
+        said.append(f"{clock(figures.seconds * used)} of device time")
     left_s = curves.left_s(step, steps, seen.now) if seen.live is not None else None
     if left_s is not None:
         said.append(f"about {clock(left_s)} left")

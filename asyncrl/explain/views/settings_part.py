@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.config.fields import FIELDS
+from asyncrl.config.fields import FIELDS, lookup
+from asyncrl.config.load import as_written
 from asyncrl.config.schema import Config
 from asyncrl.explain.views.html_page import Html, joined, table, tag
 from asyncrl.explain.views.seen_run import SeenRun, moment
@@ -51,11 +52,8 @@ def _started(seen: SeenRun) -> Html:
 
 
 def default(key: str) -> Any:
-    """The default of a setting."""
-    value: Any = Config()
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value
+    """The default of a setting, as run.toml has it."""
+    return as_written(lookup(Config(), key))
 
 
 def _is_default(key: str, value: Any) -> bool:

@@ -21,8 +21,8 @@ def accepted(answer: Any) -> list[Any]:
 
 
 def verified(verifier: BuiltIn, answer: Answer, line: Mapping[str, Any]) -> Any:
-    """The reward by a built-in verifier of a response to a line: the largest for any of the right
-    answers. A judge on a server reads them all.
+    """The reward that a built-in verifier gives a response: the most that it gives for any of the
+    right answers. A judge on a server reads them all.
 
     >>> from asyncrl.tasks.verifiers.exact import Exact
     >>> [verified(Exact(), Answer(text), {"answer": ["four", 4]}) for text in ("4", "five")]

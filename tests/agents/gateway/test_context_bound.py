@@ -20,6 +20,7 @@ from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.tasks.text import Tokenizer
 
 CONTEXT = 16
+SAYS = rf"context of {CONTEXT} tokens \(engine.context_tokens\)"
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +47,14 @@ def test_what_was_sampled_counts_as_much_as_what_is_read(
                 await reader._behind(ids.tobytes(), "b" * behind) == [65] * sampled + [98] * behind
             )
         else:
-            with pytest.raises(GatewayError, match=f"context of {CONTEXT} tokens"):
+            with pytest.raises(GatewayError, match=SAYS):
                 await reader._behind(ids.tobytes(), "b" * behind)
         reader._due = 0.0
         if behind <= CONTEXT:
             found = await reader._prompt(KnownText(), "b" * behind, "prompt")
             assert found.ids == [98] * behind
         else:
-            with pytest.raises(GatewayError, match=f"context of {CONTEXT} tokens"):
+            with pytest.raises(GatewayError, match=SAYS):
                 await reader._prompt(KnownText(), "b" * behind, "prompt")
 
     trio.run(main)

@@ -23,12 +23,17 @@ from report_support import Parsed, whole_run
 
 from asyncrl.agents.printed import AttemptOutput, PrintedFile
 from asyncrl.cli import main
+from asyncrl.config.load import write
+from asyncrl.config.schema import Config
 from asyncrl.experience import events as e
 from asyncrl.experience.episode import Strand, Turn
 from asyncrl.explain import run_status, summary
 from asyncrl.explain.curve import line_of
+from asyncrl.explain.run_status import ActorStatus, GroupCounts
 from asyncrl.explain.views import run_page
 from asyncrl.explain.views.assets import SCRIPTS, STYLES, VENDORED, asset
+from asyncrl.explain.views.flow_part import flow, who_waits
+from asyncrl.explain.views.head_part import head
 from asyncrl.explain.views.kept_rollouts import KeptRollouts
 from asyncrl.explain.views.page_gate import ALWAYS, PageGate
 from asyncrl.explain.views.page_process import loopback
@@ -36,11 +41,15 @@ from asyncrl.explain.views.rollout_part import rollout_detail
 from asyncrl.explain.views.run_page import RunPage
 from asyncrl.explain.views.run_parts import PARTS, RunPart
 from asyncrl.explain.views.runs_page import RunsPage
+from asyncrl.explain.views.seen_run import SeenRun
 from asyncrl.explain.views.seen_turns import turns_of
+from asyncrl.explain.views.settings_part import settings
+from asyncrl.messages import Role
 from asyncrl.runtime.ipc.waits import Waits
-from asyncrl.runtime.run_dir import IMAGES, METRICS, STATUS, SUMMARY
+from asyncrl.runtime.run_dir import IMAGES, METRICS, RUN_TOML, STATUS, SUMMARY
 from asyncrl.tasks.images.kept_images import KeptImages
 from asyncrl.tasks.images.pixels import written_png
+from asyncrl.words import clock
 
 KEY = "0123456789abcdef"
 
@@ -356,7 +365,42 @@ def test_the_images_of_a_prompt_are_in_its_page_and_no_other_bytes(tmp_path: Pat
     make_journal(run, [e.Published(0), *events])
     found_rollouts = KeptRollouts(run).renewed()
     [one] = found_rollouts.rollouts
-    page = rollout_detail(one, found_rollouts)
+    page = rollout_detail(one, found_rollouts.texts)
     sources = [value for name, value in Parsed(page).attributes if name == "src"]
     assert sources == [f"data:image/png;base64,{b64encode(kept.png(there)).decode()}"]
     assert "cannot be read" in page and "no hash" in page and "run.toml" not in page
+
+
+def test_a_setting_that_is_left_alone_is_at_its_default(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r")
+    write(Config(), run / RUN_TOML)
+    changed, _, kept = str(settings(SeenRun(run, 0.0))).partition("<details>")
+    assert "staleness." not in changed and "staleness.correction" in kept
+
+
+def test_who_has_ended_with_the_run_is_not_gone_for_a_moment() -> None:
+    actor = ActorStatus(
+        name="trainer-0", role="trainer", here=False, incarnation=0, pid=1, seconds=0.06
+    )
+    said = [str(who_waits(status(actors=[actor], ok=ok))) for ok in (None, True)]
+    assert "gone 60 ms ago" in said[0] and "ago" not in said[1]
+
+
+def test_a_limit_that_filtered_groups_exceed_says_what_it_limits() -> None:
+    for live, words in ((32, "(limit 32)"), (80, "(limit 32 that pass the filter)")):
+        standing = status(groups=GroupCounts(live=live, max_live=32))
+        assert f"{live} groups in flight {words}" in str(flow(standing))
+
+
+def test_the_head_says_what_a_run_cost(tmp_path: Path) -> None:
+    """As `asyncrl runs` does: the time of the trainer and of each rollout actor."""
+    roles: list[Role] = ["trainer", "rollout", "rollout", "reward"]
+    actors = [
+        ActorStatus(name=f"{role}-{n}", role=role, here=True, incarnation=0, pid=1, seconds=0.1)
+        for n, role in enumerate(roles)
+    ]
+    points = [step(version) for version in range(1, 6)]
+    run = make_run(tmp_path / "r", points, status=status(actors=actors, ok=True, reason="done"))
+    said = str(head(SeenRun(run, 0.0)))
+    assert f"{clock(points[-1].seconds)} worked" in said
+    assert f"{clock(3 * points[-1].seconds)} of device time" in said

@@ -32,11 +32,19 @@ const Rollouts = (() => {
     }
   }
 
+  // Whether a text has what was asked for: "prompt 7" is not in "prompt 70".
+  function has(said, one) {
+    for (let at = said.indexOf(one); at >= 0; at = said.indexOf(one, at + 1)) {
+      if (!/\d\d/.test(one.at(-1) + (said[at + one.length] ?? ""))) return true;
+    }
+    return false;
+  }
+
   function filter(section) {
     const asked = words.toLowerCase().split(/\s*,\s*/).filter(Boolean);
     for (const row of rows(section)) {
       const said = `${row.textContent} ${row.dataset.words}`.toLowerCase();
-      row.hidden = !asked.every((one) => said.includes(one));
+      row.hidden = !asked.every((one) => has(said, one));
     }
   }
 
