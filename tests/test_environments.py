@@ -37,6 +37,10 @@ TOLD = {"SGLANG_IMAGE": IMAGE, "MODEL": "/models/m", "SGLANG_KEY": "/keys/sglang
 """Variables that compose.yaml has to be told."""
 KUBERNETES = "1.34"
 WORKLOADS = ("StatefulSet/sglang", "Job/trainer", "Deployment/prometheus", "Deployment/grafana")
+GPUS_SAY = frozenset(
+    f"DCGM_FI_DEV_{what}" for what in ("GPU_UTIL", "FB_USED", "POWER_USAGE", "GPU_TEMP")
+)
+"""Metrics of NVIDIA's dcgm-exporter that panels ask for."""
 SERVERS_SAY = {
     "sglang:cache_hit_rate",
     "sglang:gen_throughput",
@@ -646,8 +650,21 @@ def exported() -> Iterator[Metric]:
     metrics.describe(task="t")
     account = Account(3, 1, 1, {"stale": 1})
     metrics.observed(
-        Observation(account, account, {"leased": 1}, {"open": 1}, 1, 8, 2, {0: 1}, {"length": 0.0})
+        Observation(
+            tokens=account,
+            rollouts=account,
+            foreign=account,
+            states={"leased": 1},
+            groups={"open": 1},
+            queue_items=1,
+            queue_bytes=8,
+            version=2,
+            lags={0: 1},
+            bias={"length": 0.0},
+            pruned={"pruned_unlikely": 1},
+        )
     )
+    metrics.playing(2, 1, 4)
     metrics.stepped(1.0, {"reward": 1.0})
     metrics.alarmed(["k3"])
     metrics.published(1.0, {0: 0.5})
@@ -674,8 +691,9 @@ def targets() -> list[tuple[str, str]]:
 
 
 def selectors(expression: str) -> list[Any]:
-    """Names that an expression asks Prometheus for."""
+    """Names that an expression asks Prometheus for, whatever the dashboard's variables are."""
     found: list[Any] = []
+    expression = re.sub(r"\$\w+", "1", expression)
 
     def visit(node: Any) -> None:
         if isinstance(node, promql_parser.VectorSelector):
@@ -689,6 +707,7 @@ def test_the_dashboard_shows_what_there_is() -> None:
     series = {sample.name: set(sample.labels) for family in exported() for sample in family.samples}
     scraped = {"instance", "job"}
     labels = series | {name: {"source"} for name in SERVERS_SAY} | {"up": set()}
+    labels |= {name: {"gpu", "Hostname"} for name in GPUS_SAY}
     assert len(targets()) > 20
     for expression, legend in targets():
         asked = selectors(expression)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from asyncrl.journal.disk import DiskFull, Unwritable
 from asyncrl.os_errors import OTHER, number_of, remedy
 from asyncrl.training import checkpoint_io
 from asyncrl.training.checkpoint_index import CheckpointError
+from asyncrl.training.ranks.rank import ALONE
 
 NAMED = {
     errno.ENOSPC: "make room",
@@ -47,6 +48,12 @@ def no_further_file() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def published(run: Path, parts: Callable[[Path], list[Path]]) -> None:
+    """Write a checkpoint of these parts, on one rank."""
+    path = run / "checkpoints" / "step-000004"
+    checkpoint_io._publish(path, parts, lambda folder, digests: None, ALONE)
+
+
 @pytest.mark.parametrize("number", NAMED)
 @pytest.mark.parametrize(
     "error",
@@ -61,11 +68,11 @@ def no_further_file() -> Iterator[None]:
 def test_a_checkpoint_says_what_its_error_asks_for(
     error: type[OSError], number: int, tmp_path: Path
 ) -> None:
-    def fails(_: Path) -> None:
+    def fails(_: Path) -> list[Path]:
         raise error(number)
 
     with pytest.raises(CheckpointError) as caught:
-        checkpoint_io._publish(tmp_path / "checkpoints" / "step-000004", fails)
+        published(tmp_path, fails)
     said = str(caught.value)
     assert os.strerror(number) in said
     assert NAMED[number] in said
@@ -82,11 +89,12 @@ def test_a_checkpoint_says_what_its_error_asks_for(
 def test_a_trainer_without_a_free_descriptor_blames_no_disk(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
 
-    def fills(folder: Path) -> None:
+    def fills(folder: Path) -> list[Path]:
         (folder / "file").write_bytes(b"")
+        return []
 
     with no_further_file(), pytest.raises(CheckpointError, match="ulimit -n") as caught:
-        checkpoint_io._publish(tmp_path / "checkpoints" / "step-000004", fills)
+        published(tmp_path, fills)
     assert "room" not in str(caught.value)
     assert not any((tmp_path / "checkpoints").glob("step*"))
 

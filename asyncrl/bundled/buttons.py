@@ -9,6 +9,8 @@ import random
 import sys
 from pathlib import Path
 
+from asyncrl.files import write_whole
+
 SIZE = 56
 """Pixels of a screen's side: four tokens of the small model, one for each quarter."""
 LETTERS = "ABCD"
@@ -42,7 +44,7 @@ def write_buttons(folder: Path, rows: int = ROWS, seed: int = 0) -> None:
         name = f"screens/{number}.png"
         answer = draw_screen(draw, folder / name)
         lines.append(json.dumps({"prompt": "Where?", "image": name, "answer": answer}))
-    (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    write_whole(folder / "rows.jsonl", "\n".join(lines) + "\n", forced=False)
 
 
 if __name__ == "__main__":

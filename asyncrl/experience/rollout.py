@@ -50,6 +50,9 @@ FINISHED = frozenset(
 UNKNOWN_LOGPROB = struct.pack("<f", math.nan)
 """A log-probability that is not known: the learner scores such a token when it trains it."""
 
+MEMBERS = 2**17
+"""Members of a group, at most: more than settings allow, and few enough to be made of an event that
+a stranger wrote."""
 ENDED = frozenset({RolloutStatus.TRAINED, RolloutStatus.DISCARDED, RolloutStatus.BURIED})
 """Statuses of ended rollouts, which hold no tokens."""
 
@@ -175,16 +178,16 @@ class Group(msgspec.Struct):
     ) -> Self:
         """The admitted group, with all rollouts waiting. Raises ImpossibleEvent for one without
         rollouts or budget, or with a negative `prompt_index`."""
-        if event.size < 1 or event.max_new_tokens < 1 or event.prompt_index < 0:
+        if not 0 < event.size <= MEMBERS or event.max_new_tokens < 1 or event.prompt_index < 0:
             raise ImpossibleEvent(
-                f"group {event.group} needs a rollout, a token to sample and a prompt: "
-                f"{event.size=} {event.max_new_tokens=} {event.prompt_index=}"
+                f"group {event.group} needs a rollout, at most {MEMBERS:,}, a token to sample and "
+                f"a prompt: {event.size=} {event.max_new_tokens=} {event.prompt_index=}"
             )
         if len(event.prompt) & 3:
             raise ImpossibleEvent(
                 f"group {event.group} has a prompt of {len(event.prompt)} bytes, which are no int32"
             )
-        if event.most and (event.most < event.size or event.split != "train"):
+        if event.most and (not event.size <= event.most <= MEMBERS or event.split != "train"):
             raise ImpossibleEvent(
                 f"group {event.group} of {event.size} rollouts for {event.split} cannot grow to "
                 f"{event.most}"

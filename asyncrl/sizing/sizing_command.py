@@ -91,8 +91,8 @@ def models_of(named: Path, config: Config) -> tuple[ClusterModel, str]:
     cluster_models = preset(name, config)
     return cluster_models, (
         f"preset {name}: published and derived numbers, compared with runs on H100s alone "
-        f"(docs/sizing.md); assumed are responses of {cluster_models.length.mean:,.0f} tokens in the mean, and "
-        f"{cluster_models.verdict.accepted:.0%} of groups whose rewards differ"
+        f"(docs/sizing.md); assumed are responses of {cluster_models.length.mean:,.0f} tokens in "
+        f"the mean, and {cluster_models.verdict.accepted:.0%} of groups whose rewards differ"
     )
 
 

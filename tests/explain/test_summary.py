@@ -77,6 +77,7 @@ def test_the_keys_are_the_promised_ones(tmp_path: Path) -> None:
         "accuracy": {"start", "end", "weights", "asked", "prompts"}, "evaluated": {"avg@4"},
         "tokens": {"generated", "trained", "discarded", "live"},
         "rollouts": {"admitted", "trained", "discarded", "live", "pruned"},
+        "foreign": {"imported", "foreign_trained", "discarded", "live"},
         "lag": {"mean", "max"},
         "responses": {"reward", "exact", "truncated", "tokens", "entropy"},
         "idle": {"trainer", "rollout"}, "alarms": {"staleness"}, "bias": {"length"},

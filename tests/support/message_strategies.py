@@ -17,6 +17,8 @@ def of_type(kind: object) -> st.SearchStrategy:
         )
     if get_origin(kind) is list:
         return st.lists(of_type(get_args(kind)[0]), max_size=3)
+    if get_origin(kind) is tuple and get_args(kind)[-1] is ...:
+        return st.lists(of_type(get_args(kind)[0]), max_size=3).map(tuple)
     if get_origin(kind) is tuple:
         return st.tuples(*map(of_type, get_args(kind)))
     if get_origin(kind) is dict:

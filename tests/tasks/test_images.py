@@ -263,4 +263,4 @@ def test_a_model_of_text_refuses_an_image_by_name(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     prompt = ChatPrompt([{"role": "user", "content": [IMAGE, WHICH]}], "?", [], [ImageSource(b"x")])
     with pytest.raises(TaskError, match="has an image, and this model reads text alone"):
-        Tokenizer(tmp_path).encode(prompt)
+        Tokenizer(tmp_path).encode_shown(prompt)

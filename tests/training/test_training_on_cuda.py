@@ -24,6 +24,7 @@ from asyncrl.training.checkpoint_io import take
 from asyncrl.training.forward import falls_back
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import ModelError
+from asyncrl.training.ranks.rank import ALONE
 from asyncrl.training.staging import Staging
 from asyncrl.training.trial import try_passes
 
@@ -93,7 +94,7 @@ def test_an_attention_that_falls_back_is_told_or_refused(attention: str) -> None
     model = moved(build(TINY, torch.float32, "cpu"))
     context = cast(Any, SimpleNamespace(config=load(None, [f"train.attention={attention}"], {})))
     with pytest.raises(ModelError, match="C compiler") if attention == "blocks" else nullcontext():
-        trainer_process._try(model, context)
+        trainer_process._try(model, context, ALONE)
     assert falls_back(model)
     forward.attend_in_blocks(model)
     assert not falls_back(model)

@@ -23,7 +23,12 @@ class EvaluationConfig(Section, frozen=True):
         Meta(description="weights that are evaluated: a version's own, or the average (train.ema)"),
     ] = "current"
     samples: Annotated[
-        int, Meta(ge=0, description="sampled answers to each held-out prompt; 0: greedy ones only")
+        int,
+        Meta(
+            ge=0,
+            le=2**16,
+            description="sampled answers to each held-out prompt; 0: greedy ones only",
+        ),
     ] = 0
     temperature: Annotated[float, Meta(gt=0, description="of those answers")] = 1.0
     pass_at: Annotated[

@@ -38,7 +38,9 @@ class RolloutConfig(Section, frozen=True):
             )
         ),
     ] = "priority"
-    group_size: Annotated[int, BASIC, Meta(ge=1, description="rollouts of one prompt")] = 8
+    group_size: Annotated[
+        int, BASIC, Meta(ge=1, le=2**16, description="rollouts of one prompt")
+    ] = 8
     k_min: Annotated[int, Meta(ge=1, description="verdicts a group needs to be trained")] = 2
     max_new_tokens: Annotated[
         int, BASIC, Meta(ge=1, description="tokens of a response, at most")

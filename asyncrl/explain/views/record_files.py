@@ -49,7 +49,8 @@ class ParquetRows:
 
         self._arrow = pyarrow
         whole, text = pyarrow.int64(), pyarrow.string()
-        span = pyarrow.struct([("version", whole), ("start", whole), ("end", whole)])
+        places = [(name, whole) for name in ("version", "start", "end")]
+        span = pyarrow.struct([*places, ("source", text)])
         call = pyarrow.struct([("name", text), ("arguments", text)])
         message = pyarrow.struct(
             [

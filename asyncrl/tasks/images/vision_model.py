@@ -114,7 +114,7 @@ model of Qwen2.5-VL's family, or take the images out of the data
             )
 
             return Qwen2VLImageProcessorPil.from_pretrained(
-                str(self._directory), local_files_only=True
+                str(self._directory), local_files_only=True, trust_remote_code=False
             )
         except ImportError as error:
             raise TaskError(f"images need Pillow: {installs('vision')}") from error

@@ -150,7 +150,11 @@ def test_gradients_weights_counts_and_metrics_are_those_of_one_rank(
         exact = case.dtype == torch.float32
         assert several.counts == one.counts or not exact
         close(several.gradients, one.gradients, 1e-6 if exact else 1e-2)
-        close(several.weights, one.weights, 1e-5 if exact else 1e-2)
+        learned = [  # a key's bias has no gradient but rounding, which AdamW scales up
+            {name: each for name, each in of.weights.items() if not name.endswith("c_attn.bias")}
+            for of in (several, one)
+        ]
+        close(*learned, 1e-5 if exact else 1e-2)
         for name, value in one.metrics.items():
             assert several.metrics[name] == pytest.approx(value, rel=1e-5 if exact else 0.05)
 
