@@ -34,6 +34,7 @@ MODULES = (
     "asyncrl.journal",
     "asyncrl.explain.metrics",
     "asyncrl.explain.curve_file",
+    "asyncrl.tasks.file_answers",
     "asyncrl.tasks.text",
     "asyncrl.training.checkpoint_io",
     "asyncrl.training.learner",
@@ -44,7 +45,11 @@ MODULES = (
     "asyncrl.weightsync.staged",
 )
 """Modules that the roles import when they start."""
-OF_AGENTS = ("asyncrl.actors.agents_actor", "asyncrl.actors.agents_gateway")
+OF_AGENTS = (
+    "asyncrl.actors.agents_actor",
+    "asyncrl.actors.agents_gateway",
+    "asyncrl.agents.printed",
+)
 """Modules that the role `agents` imports as well; a run without agents does not."""
 OF_JUDGES = ("asyncrl.judges.judge_client",)
 """Likewise those of a run with a judge."""
