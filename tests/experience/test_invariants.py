@@ -180,6 +180,18 @@ class RestartEqualsNoCrash(World):
         assert Experience.of(msgspec.msgpack.decode(self.write(), type=Snapshot)) == self.experience
 
 
+def completed_by(event: e.AnyEvent) -> list[int]:
+    """The rollouts that an event lets wait for a verdict."""
+    match event:
+        case e.Sealed(number, _, _):
+            return [number]
+        case e.Pruned(number, _, kept) if kept:
+            return [number]
+        case e.Imported(_, first, answers):
+            return [*range(first, first + len(answers))]
+    return []
+
+
 class Views(World):
     """Work that is due, counted incrementally, is what a search through everything finds."""
 
@@ -296,10 +308,10 @@ class Views(World):
             rollout.judged == (verdicts.index(rollout.id) + 1 if rollout.verdict else 0)
             for rollout in x.rollouts.values()
         )
-        sealed = [event.rollout for event in self.events if isinstance(event, e.Sealed)]
         unjudged = [
             number
-            for number in sealed
+            for event in self.events
+            for number in completed_by(event)
             if number in x.rollouts and x.rollouts[number].status is RolloutStatus.SEALED
         ]
         assert [rollout.id for rollout in x.to_judge()] == unjudged
@@ -323,7 +335,8 @@ class Views(World):
         )
         agents_calls = [call for call in x.calls.values() if isinstance(call, AgentCall)]
         assert x.statuses() == Counter(r.status for r in [*x.rollouts.values(), *agents_calls])
-        assert x.statuses().total() == x.ledger.rollouts.live + len(agents_calls)
+        live = x.ledger.rollouts.live + x.ledger.foreign.rollouts.live
+        assert x.statuses().total() == live + len(agents_calls)
         leasable = [
             call
             for r in x.rollouts.values()
