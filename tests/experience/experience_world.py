@@ -527,8 +527,13 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.calls(RolloutStatus.WAITING))
     @rule(index=st.integers(0, 99), all_of_it=st.booleans())
     def lease(self, index: int, all_of_it: bool) -> None:
-        waiting = self.experience.to_lease("train", 99) + self.experience.to_lease("evaluation", 99)
-        for rollout in waiting if all_of_it else [pick(waiting, index)]:
+        x = self.experience
+        waiting = [  # none of a group without a prompt, which `anything` may admit
+            call
+            for call in x.to_lease("train", 99) + x.to_lease("evaluation", 99)
+            if x.groups[call.group].prompt
+        ]
+        for rollout in waiting if all_of_it or not waiting else [pick(waiting, index)]:
             self.apply(e.Leased(rollout.id, "rollout-0", rollout.attempt + 1))
 
     @precondition(lambda self: self.calls(RolloutStatus.LEASED))
