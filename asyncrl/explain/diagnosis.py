@@ -261,8 +261,7 @@ def _found(status: RunStatus, name: str) -> Iterator[str]:
 
 
 def _by_shares(status: RunStatus, name: str) -> Iterator[str]:
-    """The sentence of what the idle shares say, where work goes on: a run that stands still has no
-    shares to speak of."""
+    """The sentence about the idle shares, if work goes on: a stalled run has none worth a word."""
     if not stands_still(status):
         yield from _found(status, name)
 

@@ -19,12 +19,12 @@ from tokenizers import Tokenizer as Fast
 
 from asyncrl.config.paths import is_file
 from asyncrl.escape import escaped
-from asyncrl.files import JSON_BYTES, read_regular
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.foreign_process import CallFailed
 from asyncrl.tasks.images.image_decoder import read_image
 from asyncrl.tasks.images.pixels import written_png
 from asyncrl.tasks.images.vision_model import VisionModel
+from asyncrl.tasks.model_json import read_model_json
 from asyncrl.tasks.prompt import ChatPrompt, Prompt
 from asyncrl.tasks.template_process import TemplateProcess
 
@@ -297,12 +297,12 @@ def _has_template(directory: Path) -> bool:
     """True if there is a chat template among a model's files."""
     if any(is_file(directory / name) for name in ("chat_template.jinja", "chat_template.json")):
         return True
-    return bool(_read(directory / "tokenizer_config.json").chat_template)
+    return bool(read_model_json(directory / "tokenizer_config.json", _ModelFile).chat_template)
 
 
 def _embedded(directory: Path) -> int:
     """Rows of the model's embedding, 0 if its configuration does not say."""
-    config = _read(directory / "config.json")
+    config = read_model_json(directory / "config.json", _ModelFile)
     return config.vocab_size or (config.text_config or _ModelFile()).vocab_size or 0
 
 
@@ -310,7 +310,7 @@ def _stop_ids(directory: Path, fast: Any) -> tuple[int, ...]:
     """All ids that the model's files call an end of sequence, sorted."""
     stop_ids: set[int] = set()
     for name in ("generation_config.json", "config.json"):
-        ids = _read(directory / name).eos_token_id
+        ids = read_model_json(directory / name, _ModelFile).eos_token_id
         stop_ids.update([ids] if isinstance(ids, int) else ids or [])
     if (number := _end_id(directory, fast)) is not None:
         stop_ids.add(number)
@@ -319,7 +319,7 @@ def _stop_ids(directory: Path, fast: Any) -> tuple[int, ...]:
 
 def _end_id(directory: Path, fast: Any) -> int | None:
     """The id that the tokenizer's own file calls its end of sequence."""
-    token = _read(directory / "tokenizer_config.json").eos_token
+    token = read_model_json(directory / "tokenizer_config.json", _ModelFile).eos_token
     text = token.content if isinstance(token, _Token) else token
     number: int | None = None if text is None else fast.token_to_id(text)
     return number
@@ -351,14 +351,3 @@ class _ModelFile(msgspec.Struct):
     vocab_size: int | None = None
     text_config: _ModelFile | None = None
     chat_template: object = None
-
-
-def _read(path: Path) -> _ModelFile:
-    try:
-        return msgspec.json.decode(read_regular(path, JSON_BYTES), type=_ModelFile)
-    except FileNotFoundError:
-        return _ModelFile()
-    except OSError as error:
-        raise TaskError(f"{path} cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise TaskError(f"{path} is not what a model's JSON file is: {error}") from error

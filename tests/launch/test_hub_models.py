@@ -3,11 +3,13 @@ real `huggingface_hub` and a hub on loopback."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -273,6 +275,27 @@ def test_more_bytes_than_are_listed_end_the_download(
     assert "merges.txt" in sentence or "more comes than" in sentence or "as it should" in sentence
     held = sum(path.lstat().st_size for path in tmp_path.rglob("*") if path.is_file())
     assert held < 2**27 and not list(tmp_path.rglob("*.incomplete"))
+
+
+def test_a_look_that_fails_does_not_end_the_watch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A machine without a free descriptor still refuses what the hub has not listed."""
+    looks = iter([0, OSError(errno.EMFILE, "Too many open files"), 2**40])
+
+    def held(_: Path) -> int:
+        if isinstance(found := next(looks), OSError):
+            raise found
+        return found
+
+    said: list[object] = []
+    monkeypatch.setattr(hub_process, "_held", held)
+    monkeypatch.setattr(hub_process, "LOOK_S", 0.0)
+    monkeypatch.setattr(hub_process, "answer", said.append)
+    monkeypatch.setattr(hub_process, "_end", lambda _: sys.exit())
+    with pytest.raises(SystemExit):
+        hub_process._watch(tmp_path, 1, threading.Event(), told=False)
+    assert "of which more comes" in str(said)
 
 
 def test_a_disk_without_room_is_asked_before_a_download(

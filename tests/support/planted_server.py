@@ -2,9 +2,9 @@
 standard input: a request in JSON, with a `folder` that has the `files` of the product that a patch
 changed. An empty line says that the fork has ended; what it found is in the folder's file `shown`.
 
-What differs within functions replaces their code in place, because to import the product anew takes
-half a second, and most seeds a tenth. What differs elsewhere (`Elsewhere`), or is not shown by the
-seeds that way, is imported from the folder, if that has the product `whole`.
+What differs within functions replaces their code in place, because importing the product again
+takes half a second, and most seeds a tenth. What differs elsewhere (`Elsewhere`), or is not shown
+by the seeds that way, is imported from the folder, if that has the product `whole`.
 
     python planted_server.py SECONDS PACKAGE …
 """

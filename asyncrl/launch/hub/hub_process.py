@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -378,7 +379,9 @@ def _watch(storage: Path, promised: int, over: threading.Event, told: bool) -> N
     starter is gone."""
     began, count = _held(storage), 0
     while not over.wait(LOOK_S):
-        before, count = count, _held(storage) - began
+        before = count
+        with suppress(OSError):  # no descriptor is free: the next look tells
+            count = _held(storage) - began
         if count > promised + SLACK:
             answer(_refusal(f"of which more comes than the {size(promised)} that the hub lists"))
             _end(storage)

@@ -3,7 +3,7 @@
 It waits for the lock of the image, so that the second who wants it finds it there or learns why
 there is none; then for one of the places of those who pull. Who started it kills it at a deadline,
 with the client that it started, and the kernel gives back its locks. If that one was killed, it
-ends by itself at the deadline: a registry that hangs must not keep a lock for ever.
+ends by itself at the deadline: a registry that hangs must not keep a lock forever.
 """
 
 from __future__ import annotations

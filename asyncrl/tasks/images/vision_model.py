@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from asyncrl.config.errors import installs
 from asyncrl.escape import escaped
-from asyncrl.files import JSON_BYTES, read_regular
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.images.kept_images import KeptImages
 from asyncrl.tasks.images.pixels import Pixels
+from asyncrl.tasks.model_json import read_model_json
 
 FAMILIES = ("qwen2_5_vl",)
 """Families of models whose images are read."""
@@ -57,7 +57,7 @@ model of Qwen2.5-VL's family, or take the images out of the data
     def __init__(self, directory: Path) -> None:
         """Raises TaskError for a model whose images cannot be read here."""
         self._directory = directory
-        found = _read(directory / "config.json")
+        found = read_model_json(directory / "config.json", _Config)
         if found.image_token_id is None or found.vision_config is None:
             raise TaskError(
                 "the prompt has an image, and this model reads text alone: choose a model of "
@@ -186,7 +186,7 @@ class ModelImages:
 def run_images(folder: Path, model: Path) -> ModelImages | None:
     """The images in a run's folder as its model reads them; None for a model of text. Raises
     TaskError."""
-    if _read(model / "config.json").model_type not in FAMILIES:
+    if read_model_json(model / "config.json", _Config).model_type not in FAMILIES:
         return None
     return ModelImages(KeptImages(folder), VisionModel(model))
 
@@ -226,14 +226,3 @@ class _Config(msgspec.Struct):
     model_type: str = ""
     image_token_id: int | None = None
     vision_config: _Vision | None = None
-
-
-def _read(path: Path) -> _Config:
-    try:
-        return msgspec.json.decode(read_regular(path, JSON_BYTES), type=_Config)
-    except FileNotFoundError:
-        return _Config()
-    except OSError as error:
-        raise TaskError(f"{path} cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise TaskError(f"{path} is not what a model's JSON file is: {error}") from error
