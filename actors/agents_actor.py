@@ -181,10 +181,11 @@ def _end(session: PlayedSession, scope: trio.CancelScope) -> None:
 
 
 def _cut(session: PlayedSession, end: AgentEnd) -> bool:
-    """True if an agent ended because its episode reached its budget: like a response that is cut at
-    its budget, it has not failed, and the task's verifier judges its last reply."""
+    """True if an agent ended because its episode reached its budget, as harnesses do that take a
+    cut answer for an error: like a response that is cut at its budget, it has not failed, and the
+    task's verifier judges its last reply."""
     ended = isinstance(end, AgentFailed) and end.kind in ("raised", "exit")
-    return ended and session.full and bool(session.answered)
+    return ended and (session.full or session.cut) and bool(session.answered)
 
 
 def _outcome(session: PlayedSession, end: AgentEnd) -> AgentEnd:

@@ -1,15 +1,20 @@
 """The client's side of `sdk_calls.py`: 60 ordinary calls of each dialect by the official clients,
 each answer checked against the client's own types. It needs these packages and nothing of asyncrl.
 
-Usage: python bench/sdk_calls_client.py BASE_URL KEY
+Usage: python bench/sdk_calls_client.py BASE_URL KEY [SHAPES.json]
+
+The file gets the shape of each answer: its fields and their kinds, and the order of a stream.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
+import itertools
+import json
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 MODEL = "any-model"
@@ -148,6 +153,31 @@ def _unknown(found: Any) -> Iterator[str]:
             yield from _unknown(getattr(found, name))
 
 
+def fields(found: Any, at: str = "") -> Iterator[str]:
+    """The fields of an answer and their kinds, such as `choices[].index: int`; null is none."""
+    match found:
+        case dict() if at.endswith("top_logprobs[]"):  # by the token's text
+            yield from fields([*found.values()], at)
+        case dict():
+            for name, value in found.items():
+                yield from fields(value, f"{at}.{name}" if at else name)
+        case list():
+            for one in found:
+                yield from fields(one, f"{at}[]")
+        case None:
+            return
+        case _:
+            yield f"{at}: {type(found).__name__}"
+
+
+def shape(parts: list[Any]) -> dict[str, list[str]]:
+    """The fields of an answer or of a stream's parts, and the order of the parts' types."""
+    said = [part.to_dict(mode="json") for part in parts]
+    found = {f"{one.get('type', '')} {field}".strip() for one in said for field in fields(one)}
+    order = [name for name, _ in itertools.groupby(one.get("type", "") for one in said)]
+    return {"fields": sorted(found), "order": order}
+
+
 class Tally:
     """Counts the calls of each dialect, and says what was wrong with one."""
 
@@ -155,6 +185,12 @@ class Tally:
         self.good: dict[str, int] = {}
         self.parts = 0
         self.wrong: list[str] = []
+        self.shapes: dict[str, dict[str, list[str]]] = {}
+
+    def keep(self, dialect: str, asked: dict[str, Any], way: str, parts: list[Any]) -> int:
+        """Keep the shape of an answer, and check it."""
+        self.shapes[f"{dialect} {way} {json.dumps(asked, sort_keys=True)}"] = shape(parts)
+        return sum(checked(part) for part in parts)
 
     def count(self, dialect: str, asked: object, call: Callable[[], int]) -> None:
         """Make one call, which returns the number of checked parts."""
@@ -178,10 +214,10 @@ def both(
     one; `create` is what makes a call of either."""
 
     def whole() -> int:
-        return checked(create(one)(**asked))
+        return tally.keep(dialect, asked, "whole", [create(one)(**asked)])
 
     def stream() -> int:
-        return sum(checked(part) for part in create(one)(**asked, stream=True))
+        return tally.keep(dialect, asked, "stream", [*create(one)(**asked, stream=True)])
 
     async def whole_later() -> int:
         async with other() as client:
@@ -256,7 +292,7 @@ def of_agents(base: str, key: str, tally: Tally) -> None:
         tally.count("agents", kind.__name__, lambda kind=kind: asyncio.run(run(kind)))
 
 
-def main(base: str, key: str) -> int:
+def main(base: str, key: str, shapes: str = "") -> int:
     """Make the calls of the clients that are installed."""
     tally = Tally()
     for package, calls in (
@@ -271,6 +307,8 @@ def main(base: str, key: str) -> int:
     for dialect, good in tally.good.items():
         print(f"{dialect}: {good} good")
     print(f"{tally.parts} answers and parts of streams were as the clients' types have them")
+    if shapes:
+        Path(shapes).write_text(json.dumps(tally.shapes))
     for sentence in tally.wrong[:20]:
         print("WRONG", sentence[:600])
     return int(bool(tally.wrong))

@@ -273,6 +273,27 @@ async def test_an_agent_that_wants_more_than_it_may_is_cut(tokenizer: Tokenizer,
             assert (await coordinator.hear())[0] == Played(17, 1, "length")
 
 
+@pytest.mark.parametrize(("asked", "end"), [(None, "length"), (9, "length"), (2, "")], ids=str)
+async def test_an_agent_that_cannot_use_a_cut_answer_is_cut(
+    tokenizer: Tokenizer, asked: int | None, end: str
+) -> None:
+    """Unless it is its own length at which the answer is cut; and the one before was whole."""
+
+    async def agent(facts: EpisodeFacts, http: Http) -> AgentEnd:
+        for _ in range(2):
+            assert (await http(*chat(facts, max_tokens=asked))).status_code == 200
+        return failed("exit", "exit code 1 / ERROR: incomplete")
+
+    with trio.fail_after(PATIENCE_S):
+        async with played(tokenizer, over_http(agent)) as coordinator:
+            await coordinator.play()
+            for finish in ("stop", "length"):
+                ask, _ = await coordinator.ask()
+                await coordinator.reply(ask, "xx", finish)
+            said, _ = await coordinator.hear()
+            assert isinstance(said, Played) and said.finish == end
+
+
 async def test_what_the_coordinator_refuses_the_agent_is_told(tokenizer: Tokenizer) -> None:
     async def agent(facts: EpisodeFacts, http: Http) -> AgentEnd:
         said = sentence(await http(*chat(facts)), 422, "refused")

@@ -170,6 +170,8 @@ class Gateway:
         finish: Literal["stop", "length", "tool_calls"] = (
             "length" if record.finish == "length" else "tool_calls" if record.called else "stop"
         )
+        shorter = call.budget is None or len(record.ids) < call.budget
+        session.cut = finish == "length" and shorter
         if call.tools and finish != "length":
             self._count_reply(called=record.called, text=text_of(record.deltas))
         return CallEnd(finish, len(prompt.ids), len(record.ids), record.stop)

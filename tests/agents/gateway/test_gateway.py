@@ -184,6 +184,9 @@ async def test_a_stream_is_the_answer_in_parts(
             for token in choice["logprobs"]["content"]
         ]
         assert scores == expected["logprobs"]["content"]
+        known = bytes(byte for score in scores for byte in score["bytes"] or b"")
+        # a byte of é or 😀 alone is no text
+        assert known.decode() == f" {CALL}{CALL}<|end|>"
 
 
 async def test_two_turns_with_a_tool(tokenizer: Tokenizer, virtual: MockClock) -> None:

@@ -274,7 +274,7 @@ class Messages(Envelope):
 
     def last(self, index: int, end: CallEnd) -> bytes:
         said = self._begin() + self._close()
-        usage = {"output_tokens": end.tokens}
+        usage = {"input_tokens": end.prompt_tokens, "output_tokens": end.tokens}
         return said + _event("message_delta", delta=_reason(end), usage=usage)
 
     def done(self, ends: Sequence[CallEnd]) -> bytes:

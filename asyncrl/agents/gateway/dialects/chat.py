@@ -367,10 +367,20 @@ class Chat(Envelope):
         if not self._call.scored:
             return None
         content: list[dict[str, Any]] = [
-            {"token": token.text, "logprob": token.behaviour, "bytes": None, "top_logprobs": []}
+            {
+                "token": token.text,
+                "logprob": token.behaviour,
+                "bytes": _bytes(token.text),
+                "top_logprobs": [],
+            }
             for token in tokens
         ]
         return {"content": content, "refusal": None}
+
+
+def _bytes(text: str) -> list[int] | None:
+    """A token's bytes, unless it is a part of a character: then its text does not say them."""
+    return None if "\ufffd" in text else [*text.encode()]
 
 
 def _called(call: ToolCall) -> dict[str, Any]:
