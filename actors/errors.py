@@ -14,8 +14,8 @@ class CoordinatorLost(ConnectionError):
 class RankLost(ConnectionError):
     """A rank of the trainer ended in the middle of the run."""
 
-    def __init__(self, rank: int, order: str) -> None:
+    def __init__(self, rank: int, order: str, machine: str = "") -> None:
         super().__init__(
-            f"rank {rank} of the trainer was lost at its {order}; see logs/trainer-{rank}.log for "
-            "why"
+            f"rank {rank} of the trainer was lost at its {order}"
+            f"{f', on {machine}' if machine else ''}; see logs/trainer-{rank}.log for why"
         )

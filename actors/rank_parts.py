@@ -25,6 +25,7 @@ from asyncrl.engines import canary
 from asyncrl.messages import (
     CloseStep,
     Gather,
+    LastRank,
     MeasureLoss,
     Message,
     MicroBatch,
@@ -48,6 +49,7 @@ from asyncrl.training.kl_terms import served_names
 from asyncrl.training.learner import Learner
 from asyncrl.training.model_writing import StagedModel, stage_model
 from asyncrl.training.models import parameters_for_publication
+from asyncrl.training.ranks.last_rank import last_rank, rank_figures
 from asyncrl.training.ranks.rank import Rank
 from asyncrl.training.rounding_gap import rounding_gap
 from asyncrl.training.staging import Staging
@@ -57,16 +59,17 @@ from asyncrl.weightsync.narrowed import SentWeights
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class RankedLearner:
     """Rank 0's learner, as the trainer actor drives it: it computes in a thread, beside the other
-    ranks."""
+    ranks. `last_rank` is of the last step."""
 
     learner: Learner
     orders: RankOrders
     servers: ScoringServers
     context: ActorContext
     staging: Staging
+    last_rank: LastRank | None = None
 
     @property
     def version(self) -> int:
@@ -100,6 +103,9 @@ class RankedLearner:
     async def step(self) -> dict[str, float]:
         own = partial(_stepped, self.learner, self.context)
         metrics = await self.orders.give(CloseStep(self.version), (), own)
+        if len(spent := self.orders.spent()) > 1:
+            self.last_rank = last_rank(spent)
+            metrics = metrics | rank_figures(spent)
         if falls_back(self.learner.model):
             metrics = metrics | {"attention_by_tables": 1.0}
         return metrics

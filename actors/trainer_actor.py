@@ -34,6 +34,7 @@ from asyncrl.messages import (
     Drain,
     Drained,
     Joined,
+    LastRank,
     MeasuredLoss,
     MeasureLoss,
     Message,
@@ -83,6 +84,11 @@ class LearnerProtocol(Protocol):
     @property
     def counts(self) -> list[TokenCount]:
         """Counts of the micro-batches that were held until the last step was closed."""
+        ...
+
+    @property
+    def last_rank(self) -> LastRank | None:
+        """The rank that others waited for in the last step; None if there is one rank."""
         ...
 
     async def accumulate(
@@ -146,7 +152,8 @@ async def trainer_actor(
                     async with publications.weights:
                         metrics = await learner.step()
                     seconds = trio.current_time() - start
-                    await link.send(Stepped(learner.version, seconds, metrics, learner.counts))
+                    counts, last = learner.counts, learner.last_rank
+                    await link.send(Stepped(learner.version, seconds, metrics, counts, last))
                 case Save():
                     await checkpoints.save(message, nursery)
                 case Drain():

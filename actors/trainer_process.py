@@ -53,7 +53,7 @@ from asyncrl.training.output_layer import float32_output
 from asyncrl.training.ranks.given_state import share_state
 from asyncrl.training.ranks.opening import opened_by_rank
 from asyncrl.training.ranks.rank import ALONE, Rank
-from asyncrl.training.ranks.rank_group import open_ranks, shard
+from asyncrl.training.ranks.rank_group import RankGroup, open_ranks, shard
 from asyncrl.training.rounding import round_in_training
 from asyncrl.training.shown_images import TrainedImages, freeze_tower
 from asyncrl.training.staging import Staging
@@ -93,6 +93,7 @@ async def trainer_process(context: ActorContext) -> None:
         meet = Meet(store, size)
         async with open_orders(context, meet, waits) as orders:
             with _rank(context, model, weights, meet) as rank:
+                orders.times = rank.times
                 learner = _learner(context, model, rank, checkpoint)
                 await _lead(context, learner, orders, waits)
                 await orders.end()
@@ -108,7 +109,7 @@ async def _follow(context: ActorContext, waits: Waits) -> None:
         with _rank(context, model, weights, meet) as rank:
             learner = _learner(context, model, rank, checkpoint)
             carried = CarriedOrder(learner, context)
-            await obey(link, context.index, carried, waits)
+            await obey(link, context.index, carried, waits, rank.times)
             await trio.to_thread.run_sync(carried.finish)
 
 
@@ -160,7 +161,7 @@ def _sent(learner: Learner, sent: SentWeights) -> Iterator[tuple[str, Tensor]]:
 @contextmanager
 def _rank(
     context: ActorContext, model: PreTrainedModel, weights: ModelRows | None, meet: Meet
-) -> Iterator[Rank]:
+) -> Iterator[RankGroup]:
     """This process's rank of several, which meets the others, and reads its shard of the model."""
     train, start_s = context.config.train, context.config.supervision.start_s
     _use_network_of(meet.store)

@@ -13,6 +13,7 @@ from asyncrl.explain.conditions.condition import Finding, RunFacts
 from asyncrl.explain.conditions.table import findings
 from asyncrl.explain.curve import Curve
 from asyncrl.explain.summary import Alarmed, JudgedAnswers
+from asyncrl.messages import LastRank
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +39,11 @@ class StepAlarms:
         metrics: Mapping[str, float],
         responses: Mapping[str, float],
         curve: Curve,
+        last_rank: LastRank | None = None,
     ) -> None:
         """Look at the step that made `version`: its tokens, trained and discarded by reason; the
         `metrics` that the trainer gives; those of the responses that were looked at for it, if any;
-        and the run's curve before it."""
+        the run's curve before it; and the rank that others waited for."""
         rewards, accuracy = (  # a step that is made again knows no later ones
             {step: value for step, value in known.items() if step <= version}
             for known in (curve.rewards, curve.accuracy)
@@ -60,6 +62,7 @@ class StepAlarms:
             unjudged=judged.without,
             unjudged_reason=judged.reason,
             prompts=curve.asked,
+            last_rank=last_rank,
         )
         self._before = self._answers
         self._raise(findings(facts), version)

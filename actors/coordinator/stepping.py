@@ -420,7 +420,8 @@ class Stepping:
         self.version = message.version
         responses = self._responses.metrics()
         self.metrics = message.metrics | responses | self._by_task
-        self.alarms.look(self.version, trained, discarded, message.metrics, responses, curve)
+        told, last = message.metrics, message.last_rank
+        self.alarms.look(self.version, trained, discarded, told, responses, curve, last)
         if self._config.train.replay_groups:
             self.metrics["replayed_tokens"] = float(self._replayed)
         if self._config.foreign.source != "none":

@@ -55,6 +55,12 @@ def rank_contradictions(config: Config) -> Contradictions:
             f"each copy of the model has as many ranks: set replicas to {nearest}, or make ranks a "
             f"multiple of {train.replicas}",
         )
+    if train.min_ranks > ranks_of(train) and (train.ranks or train.device == "cpu"):
+        yield (
+            ("train.min_ranks", "train.ranks"),
+            f"a run goes on with no more ranks than it has: lower min_ranks to {ranks_of(train)}, "
+            "or raise ranks",
+        )
     if ranks_of(train) == 1 and not elsewhere:
         return
     for name, off in (("router_aux", 0), ("router_bias_rate", 0), ("router_replay", "false")):

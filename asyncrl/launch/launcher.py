@@ -30,7 +30,6 @@ from asyncrl.bundled.outlook import ended
 from asyncrl.config import Config
 from asyncrl.config.cluster import joined, local_rollouts, ranks_here
 from asyncrl.config.cores import divide_cores
-from asyncrl.config.ranks import ranks_of
 from asyncrl.engines.servers.kept_servers import servers_ended
 from asyncrl.escape import escaped
 from asyncrl.explain.display import Display
@@ -41,11 +40,12 @@ from asyncrl.launch.cluster.local_placement import ENVIRONMENT, PRELOADED, SMALL
 from asyncrl.launch.cluster.machines import Machines
 from asyncrl.launch.cluster.ray_placement import keep_ray
 from asyncrl.launch.cluster.reserved_port import keep_port
-from asyncrl.launch.machine_left import cores_here, settings_left
+from asyncrl.launch.machine_left import cores_here
 from asyncrl.launch.page import keep_page
 from asyncrl.launch.run_copy import keep_copy
 from asyncrl.launch.run_end import FAILED, RunEnd
 from asyncrl.launch.sinks import keep_sink
+from asyncrl.launch.trainer_places import TrainerPlaces
 from asyncrl.messages import Progress, Replace, Role, StatusUpdate
 from asyncrl.messages.address import UnixAddress
 from asyncrl.os_errors import SCARCE, number_of, remedy
@@ -134,7 +134,10 @@ class _Launch:
         self._run = Path(config.run.dir)
         self._cores = cores_here(config)
         self._supervisor = RunSupervisor(config, self, self)
-        self._healing = Healing(config.supervision.heals)
+        leaves_out = config.train.min_ranks > 0
+        self._healing = Healing(config.supervision.heals, leaves_out=leaves_out)
+        self._places = TrainerPlaces(config, self._display.note)
+        self._more = False  # there are more ranks for the next life
         self._machines: Machines | None = None
         self._signalled: signal.Signals | None = None
         self._full: OSError | None = None  # the reason for which the run is not started again
@@ -208,7 +211,7 @@ class _Launch:
     async def _live(self) -> SupervisedEnd:
         """Run to the end; if the trainer or the coordinator is lost, go on as `--resume` does.
         Returns how the last life ended."""
-        while await self._heals(end := await self._supervisor.run()):
+        while await self._grows(end := await self._supervisor.run()) or await self._heals(end):
             self._resume = True
             self._starting = trio.CancelScope()
             self._supervisor = RunSupervisor(self._config, self, self, self._healing.lost)
@@ -217,7 +220,9 @@ class _Launch:
     async def _heals(self, end: SupervisedEnd) -> bool:
         """Prepare another life after this end of one. False if there is none: also if the run is
         told to end meanwhile, when no supervisor listens."""
-        if self._signalled is not None or not self._healing.again(end):
+        if self._signalled is not None:
+            return False
+        if not self._healing.again(end, displaced=self._places.displaced(end)):
             return False
         if full := takes_nothing(self._run):
             self._full = full
@@ -227,8 +232,18 @@ class _Launch:
         self._display.note(healed(end, lost))
         self._clear()
         await self._end_left()
-        await self._cut_to_what_is_left()
-        return self._signalled is None
+        if (faulty := self._healing.faulty) is not None:
+            await self._places.leave_out(self._config, faulty)
+        return await self._adapt() and self._signalled is None
+
+    async def _grows(self, end: SupervisedEnd) -> bool:
+        """Prepare another life after one that was ended because there are more ranks now."""
+        more, self._more = self._more, False
+        if not more or end.finished is not None or end.failure is not None:
+            return False
+        self._clear()
+        await self._end_left()
+        return await self._adapt() and self._signalled is None
 
     async def _end_left(self) -> None:
         """End what agents' attempts opened outside and left: no actor lives now. What cannot be
@@ -242,16 +257,14 @@ class _Launch:
         if len(failed) > TOLD:
             self._display.note(f"{len(failed)} things are left; `asyncrl sweep {self._run}` again.")
 
-    async def _cut_to_what_is_left(self) -> None:
-        """Reduce the ranks to the cores or GPUs that this machine has now, and to the machines that
-        joined for the trainer."""
+    async def _adapt(self) -> bool:
+        """Adapt the ranks to what there is now for another life. False if it is too little."""
+        found = await self._places.settings(self._config)
+        if found is not None and found is not self._config:
+            self._config = found
+            configuration.write(found, self._run / RUN_TOML)
         self._cores = cores_here(self._requested)
-        machines = 0 if self._machines is None else self._machines.count_for("trainer")
-        left = await settings_left(self._requested, len(self._cores), machines)
-        if left is not None and ranks_of(left[0].train) != ranks_of(self._config.train):
-            self._config, sentence = left
-            configuration.write(self._config, self._run / RUN_TOML)
-            self._display.note(sentence)
+        return found is not None
 
     def _clear(self) -> None:
         """Remove the files that a life leaves; the next one makes its own. Its status stays under
@@ -295,7 +308,8 @@ class _Launch:
             config.machine.trainer_cores,
             config.rollout.lent_actors,
         )
-        local = LocalPlacement(config, self._run, self._fork_server, shares)
+        gpus = self._places.gpus
+        local = LocalPlacement(config, self._run, self._fork_server, shares, gpus)
         if self._machines is None:
             return local
         rank_0 = ""
@@ -306,6 +320,7 @@ class _Launch:
     async def _let_machines_join(self, nursery: trio.Nursery) -> None:
         """Let machines in until the run ends."""
         self._machines = Machines(self._config, self._run, self._display.note)
+        self._places.machines = self._machines
         address = await nursery.start(self._machines.serve)
         if self._config.cluster.kind == "ray":
             nursery.start_soon(keep_ray, self._run, self._machines)
@@ -330,7 +345,10 @@ class _Launch:
 
     def start(self, role: Role, index: int, incarnation: int) -> Child:
         """Start one actor as a process."""
-        return self._placement.start(role, index, incarnation, resume=self._resume)
+        child = self._placement.start(role, index, incarnation, resume=self._resume)
+        if role == "trainer":
+            self._places.started(index, child)
+        return child
 
     async def _keep_fork_server(self, task_status: trio.TaskStatus[ForkServer]) -> None:
         """Keep a fork server until the run ends."""
@@ -431,6 +449,12 @@ class _Launch:
         """Show the status of the run."""
         self._starting.cancel()
         self._healing.stepped(update.step)
+        if not self._more and self._places.more(self._config, self._run):
+            self._more = True
+            self._display.note(
+                "A machine for the trainer is there: the run goes on from its checkpoint."
+            )
+            self._supervisor.cancel()
         self._display.update(update)
 
     def on_replace(self, message: Replace) -> None:

@@ -86,7 +86,7 @@ from asyncrl.messages.publication_messages import (
     Transferred,
     Unpin,
 )
-from asyncrl.messages.rank_messages import Gather, Meet, Obeyed, Score
+from asyncrl.messages.rank_messages import AtOrder, Gather, Meet, Obeyed, RankStand, Score
 from asyncrl.messages.rollout_messages import (
     ChunkHead,
     Chunks,
@@ -108,6 +108,7 @@ from asyncrl.messages.trainer_messages import (
     CloseStep,
     Consumed,
     DrawnMembers,
+    LastRank,
     MeasuredLoss,
     MeasureLoss,
     MicroBatch,
@@ -137,6 +138,7 @@ __all__ = [
     "AgentMessage",
     "Alive",
     "Ask",
+    "AtOrder",
     "Busy",
     "ChunkHead",
     "Chunks",
@@ -170,6 +172,7 @@ __all__ = [
     "Joined",
     "JoinedRole",
     "KillActor",
+    "LastRank",
     "Lease",
     "Leases",
     "Leaving",
@@ -194,6 +197,7 @@ __all__ = [
     "Publish",
     "Quiesce",
     "Quiesced",
+    "RankStand",
     "Replace",
     "Reply",
     "Report",

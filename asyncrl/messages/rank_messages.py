@@ -4,7 +4,18 @@ before them comes `Meet`."""
 
 from __future__ import annotations
 
-from asyncrl.messages.parts import Message
+from asyncrl.messages.parts import Message, Part
+
+
+class RankStand(Part, frozen=True):
+    """Progress of a rank since its start: it has `entered` so many collectives, and is `inside` one
+    or not; it waited `waited_s` seconds in them, and was given `work`. `machine` has it."""
+
+    entered: int = 0
+    inside: bool = False
+    waited_s: float = 0.0
+    work: float = 0.0
+    machine: str = ""
 
 
 class Meet(Message, frozen=True):
@@ -29,7 +40,15 @@ class Score(Message, frozen=True):
     with the weights that engines are sent."""
 
 
+class AtOrder(Message, frozen=True):
+    """Rank to rank 0, about each second of an order: how far it is."""
+
+    stand: RankStand
+
+
 class Obeyed(Message, frozen=True):
-    """Rank to rank 0: its `order`th order is carried out, counted from 0."""
+    """Rank to rank 0: its `order`th order is carried out, counted from 0, in so many `seconds`."""
 
     order: int
+    seconds: float = 0.0
+    stand: RankStand = RankStand()

@@ -184,14 +184,27 @@ class CloseStep(Message, frozen=True):
     step: int
 
 
+class LastRank(Part, frozen=True):
+    """The `rank` that others wait for, and its `machine`: they waited longer than it by so much of
+    the step's computing, `waited` (0 to 1), and it took so many `times` as long for the same work.
+    """
+
+    rank: int
+    machine: str
+    waited: float
+    times: float
+
+
 class Stepped(Message, frozen=True):
     """Trainer to coordinator: `version` exists. `metrics` are means over the step's trained tokens
-    unless their name says otherwise. `counts` are of the micro-batches that were held."""
+    unless their name says otherwise. `counts` are of the micro-batches that were held. `last_rank`
+    is None for a trainer of one rank."""
 
     version: int
     seconds: float
     metrics: dict[str, float]
     counts: list[TokenCount] = []
+    last_rank: LastRank | None = None
 
 
 class Save(Message, frozen=True):

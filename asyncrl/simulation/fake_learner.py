@@ -15,6 +15,7 @@ import trio
 from numpy.typing import NDArray
 
 from asyncrl.messages import (
+    LastRank,
     MeasureLoss,
     MicroBatch,
     Publish,
@@ -137,6 +138,7 @@ class FakeLearner:
         self._held: list[TokenCount] = []
         self._added = 0
         self.counts: list[TokenCount] = []
+        self.last_rank: LastRank | None = None
         self.seconds_per_token, self.send_s = 0.0005, 0.02
         self.step_s: Callable[[int], float] = lambda version: 0.05
         """Seconds of the step that makes a version."""

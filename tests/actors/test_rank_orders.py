@@ -4,6 +4,7 @@ the trainer by its name. Links are real, and so are the threads and the seconds.
 from __future__ import annotations
 
 import os
+import platform
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 import trio
-from rank_support import only
+from rank_support import leaves, only
 
+from asyncrl.actors import rank_orders
 from asyncrl.actors.actor_context import ActorContext
 from asyncrl.actors.errors import RankLost
 from asyncrl.actors.rank_orders import RankOrders, obey, open_orders, open_rank
@@ -24,6 +26,8 @@ from asyncrl.runtime.ipc.errors import EndOfStream, LinkBroken
 from asyncrl.runtime.ipc.keys import write_key
 from asyncrl.runtime.ipc.waits import WaitExpired, Waits
 from asyncrl.runtime.run_dir import KEY, RANKS
+from asyncrl.training.ranks import last_rank
+from asyncrl.training.ranks.collective_times import CollectiveTimes
 
 PROVED = b"k" * 32
 SIZE = 3
@@ -50,10 +54,16 @@ class Ranks:
         self.released.set()
         self.held: int | None = None
         """The rank that carries out nothing before it is released."""
+        self.waits_in_a_collective = False
+        """The others wait for it then."""
+        self.times = [CollectiveTimes() for _ in range(SIZE)]
 
     def carry_out(self, rank: int, order: Message, _: Sequence[memoryview] = ()) -> str:
         if rank == self.held:
             self.released.wait(10.0)
+        elif self.held is not None and self.waits_in_a_collective:
+            with self.times[rank].waiting():
+                self.released.wait(10.0)
         self.carried[rank].append(order)
         return f"rank {rank}"
 
@@ -72,12 +82,13 @@ async def opened(tmp_path: Path, ranks: Ranks) -> AsyncIterator[tuple[RankOrders
 
         async with open_rank(context(rank), Waits()) as (link, meet):
             assert meet == MEET
-            await obey(link, rank, carry_out, Waits())
+            await obey(link, rank, carry_out, Waits(), ranks.times[rank])
 
     async with trio.open_nursery() as nursery:
         for rank in range(1, SIZE):
             nursery.start_soon(life, rank)
         async with open_orders(context(0), MEET, Waits()) as orders:
+            orders.times = ranks.times[0]
             yield orders, nursery
             await orders.end()
 
@@ -116,7 +127,46 @@ async def test_a_rank_that_does_not_answer_in_time_is_named(tmp_path: Path) -> N
             threading.Timer(4 * PATIENCE_S, ranks.released.set).start()
             await orders.give(CloseStep(0), (), lambda: ranks.carry_out(0, CloseStep(0)))
     expired = only(failed.value, WaitExpired, but=(RankLost, LinkBroken))
-    assert expired.name == "optimizer step of rank 2"
+    assert expired.name.startswith(f"optimizer step of rank 2 on {platform.node()} (")
+
+
+@pytest.mark.parametrize("hangs", [0, 1, 2])
+async def test_of_ranks_that_wait_for_one_that_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: int
+) -> None:
+    monkeypatch.setattr(rank_orders, "TELL_S", 0.1)
+    ranks = Ranks()
+    ranks.held, ranks.waits_in_a_collective = hangs, True
+    ranks.released.clear()
+    with pytest.raises(BaseExceptionGroup) as failed:
+        async with opened(tmp_path, ranks) as (orders, _):
+            threading.Timer(2 * PATIENCE_S, ranks.released.set).start()
+            await orders.give(Save(0), (), lambda: ranks.carry_out(0, Save(0)))
+    expired = [each for each in leaves(failed.value) if isinstance(each, WaitExpired)]
+    name = f"checkpoint of rank {hangs} on {platform.node()}"
+    why = "it has begun 0 collectives, and others 1"
+    assert {each.name for each in expired} == {f"{name} ({why})"}
+
+
+async def test_a_rank_that_says_nothing_is_named_before_one_that_is_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what each spent at orders is known, whatever it waits for."""
+    monkeypatch.setattr(last_rank, "SILENT_S", 0.3)
+    monkeypatch.setattr(rank_orders, "TELL_S", 0.1)
+    ranks = Ranks()
+    async with opened(tmp_path, ranks) as (orders, _):
+        ranks.held, ranks.waits_in_a_collective = 1, True
+        ranks.released.clear()
+        threading.Timer(0.2, ranks.released.set).start()
+        await orders.give(CloseStep(0), (), lambda: ranks.carry_out(0, CloseStep(0)))
+        spent = orders.spent()
+        assert last_rank.last_rank(spent).rank == 1
+        assert all(each.waited_s > 0.1 for at, each in enumerate(spent) if at != 1), spent
+        assert spent[1].waited_s == 0.0 and orders.spent() == [last_rank.Spent()] * SIZE
+    heard = {0: last_rank.Heard(ranks.times[0].stand, 0.0)}
+    heard[2] = last_rank.Heard(ranks.times[2].stand, 9.0)
+    assert last_rank.held_up_by(heard) == (2, "it has said nothing for 9 s")
 
 
 async def test_a_rank_that_dies_is_named_though_a_collective_fails_first(tmp_path: Path) -> None:

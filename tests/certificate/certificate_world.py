@@ -124,6 +124,8 @@ class RealLearner:
         )
         self.losses: list[float] = []
 
+    last_rank = None
+
     @property
     def version(self) -> int:
         return self.learner.version

@@ -88,6 +88,15 @@ def test_each_replica_has_as_many_ranks(ranks: int, replicas: int, said: str) ->
     assert not [*rank_contradictions(cuda)]
 
 
+@pytest.mark.parametrize(("ranks", "least", "to"), [(4, 5, 4), (0, 2, 1), (4, 4, 0), (2, 0, 0)])
+def test_a_run_goes_on_with_no_more_ranks_than_it_has(ranks: int, least: int, to: int) -> None:
+    train = {"ranks": ranks, "min_ranks": least}
+    found = [remedy for _, remedy in rank_contradictions(config(train=train))]
+    assert len(found) == bool(to) and all(f"lower min_ranks to {to}," in each for each in found)
+    cuda = config(train={"device": "cuda", "min_ranks": 2})  # its ranks are not known yet
+    assert not [*rank_contradictions(cuda)]
+
+
 FEATURES: list[dict[str, dict[str, Any]]] = [
     {"staleness": {"proximal": "boundary"}},
     {"staleness": {"correction": (M2po(),)}},

@@ -31,7 +31,7 @@ from asyncrl.explain.run_status import EpisodeCounts, GroupCounts, RunStatus
 from asyncrl.explain.summary import TokenTotals
 from asyncrl.explain.views.flow_part import flow
 from asyncrl.explain.why import answer
-from asyncrl.messages import StartCounts
+from asyncrl.messages import LastRank, StartCounts
 from asyncrl.staleness.bins import at_lag
 
 ROOT = Path(__file__).parents[2]
@@ -105,6 +105,7 @@ FACTS = st.builds(
     unjudged_reason=st.just("timeout"),
     tool_replies=COUNTS,
     unread_calls=COUNTS,
+    last_rank=st.none() | st.builds(LastRank, COUNTS, st.just("a"), SHARES, st.floats(1, 9)),
 )
 
 
@@ -168,6 +169,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "filtered_in_a_row": {"filtered": 90, "patience": 512, "max_live": 8},
     "stale": {"generated": 100, "discarded": {"stale": 60}},
     "slow_starts": {"starts": StartCounts(waiting=64, starting=2, most=2, seconds=9.0)},
+    "slow_rank": {"last_rank": LastRank(2, "node-7", 0.4, 3.0)},
     "trainer_idle": {"idle_trainer": 0.9, "idle_rollout": 0.0},
     "engines_idle": {"idle_trainer": 0.0, "idle_rollout": 0.9},
     "both_idle": {"idle_trainer": 0.9, "idle_rollout": 0.9},

@@ -7,7 +7,7 @@ import pytest
 from asyncrl.config import load
 from asyncrl.config.gpus import gpus_of
 from asyncrl.launch import machine_left
-from asyncrl.launch.machine_left import settings_left
+from asyncrl.launch.machine_left import NONE_FAULTY, Faulty, settings_left
 
 GIVEN = load(None, ["train.device=cuda", "train.ranks=4", "train.replicas=2"], {})
 
@@ -65,3 +65,25 @@ async def test_where_nobody_says_how_many_there_are_nothing_changes(
     monkeypatch.setattr(machine_left, "COUNT_GPUS", program)
     monkeypatch.setattr(machine_left, "COUNT_S", 1.0)
     assert await settings_left(GIVEN, 64, 0) is None
+
+
+async def test_a_faulty_rank_takes_its_place_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA its GPU, if there is no other; else a rank less."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    count = "import os; v = os.environ.get('CUDA_VISIBLE_DEVICES'); print(len(v.split(',')) if v "
+    for gpus, ranks in ((5, 4), (4, 3)):
+        monkeypatch.setattr(machine_left, "COUNT_GPUS", f"{count} else {gpus})")
+        faulty = await NONE_FAULTY.and_rank(GIVEN, 1)
+        assert faulty.visible == ",".join(str(n) for n in range(gpus) if n != 1)
+        found = await settings_left(GIVEN, 64, 0, faulty)
+        assert found is not None and found[0].train.ranks == ranks
+        twice = await faulty.and_rank(GIVEN, 1)
+        assert twice == Faulty(0, ",".join(str(n) for n in range(gpus) if n not in (1, 2)))
+    here = load(None, ["train.ranks=3"], {})
+    faulty = await NONE_FAULTY.and_rank(here, 2)
+    found = await settings_left(here, 64, 0, faulty)
+    assert found is not None and found[0].train.ranks == 2
+    assert found[1] == (
+        "The trainer goes on with 2 of 3 ranks: this machine has 64 cores, without 1 for ranks "
+        "that failed."
+    )

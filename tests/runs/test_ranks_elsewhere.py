@@ -29,7 +29,7 @@ from asyncrl.runtime.run_dir import JOIN_TOKEN, MODEL, SUMMARY
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.explore]
 
-STEPS = 24
+STEPS = 40
 SETTINGS: dict[str, Any] = {
     "train__ranks": 2,
     "train__steps": STEPS,
@@ -58,12 +58,14 @@ def test_a_rank_on_another_machine_that_is_lost_and_replaced_changes_nothing(
     model: Path, tmp_path: Path
 ) -> None:
     """Two machines join for the one that the trainer needs. The launcher is killed, and they come
-    back to the next one; the second takes the place of the first, and then nobody does."""
+    back to the next one; the second takes the place of the first, then nobody does, until another
+    one joins: it gets its rank at the next checkpoint."""
     here, run = tmp_path / "here", tmp_path / "run"
     done = train(command(model, here, **SETTINGS))
     assert done.returncode == 0, done.stderr
 
-    token, folders = run / JOIN_TOKEN, {name: tmp_path / name for name in ("one", "two", "three")}
+    token = run / JOIN_TOKEN
+    folders = {name: tmp_path / name for name in ("one", "two", "three", "four")}
     with started(command(model, run, **SETTINGS, **ELSEWHERE)) as killed:
         wait_for("join token", token.exists)
         with (
@@ -88,10 +90,14 @@ def test_a_rank_on_another_machine_that_is_lost_and_replaced_changes_nothing(
                     before = steps_done(run)
                     wait_for("steps of the other rank", lambda: steps_done(run) >= before + 2)
                     kill(agent.pid)
-                    code, shown, said = end(launcher)
+                    wait_for("one rank", lambda: "goes on with 1 of 2 ranks" in log(run))
+                    with started([*joins(token, "four", folders["four"]), "--for", "trainer"]):
+                        wait_for("its rank", lambda: "trainer-1" in processes(folders["four"]))
+                        code, shown, said = end(launcher)
                     assert end(engines)[0] == 0
     assert code == 0, shown + said
     assert "trainer-1 was lost" in shown and "The trainer goes on with 1 of 2 ranks" in shown
+    assert "The trainer goes on with 2 of 2 ranks" in shown
     told = summary.read(run / SUMMARY)
     assert told.balances() and told.steps == STEPS and told.restarts == {"trainer": 2}
     assert not any(map(processes, (run, *folders.values())))

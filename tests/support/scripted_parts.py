@@ -17,6 +17,7 @@ from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
 from asyncrl.messages import (
     Finish,
+    LastRank,
     MicroBatch,
     Publish,
     Save,
@@ -110,6 +111,7 @@ class ScriptedLearner:
         self.saved: list[tuple[int, int]] = []
         self.models: list[tuple[int, str]] = []
         self.counts: list[TokenCount] = []
+        self.last_rank: LastRank | None = None
         self._seconds_per_token, self._step_s = seconds_per_token, step_s
 
     async def accumulate(

@@ -28,6 +28,7 @@ class TrainConfig(Section, frozen=True):
         "recompute_activations",
         "ranks",
         "replicas",
+        "min_ranks",
         "attention",
     )
 
@@ -57,6 +58,17 @@ class TrainConfig(Section, frozen=True):
             ),
         ),
     ] = 1
+    min_ranks: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description=(
+                "fewest ranks with which a run goes on by itself; from 1 on a rank that fails "
+                "again and again is left out; 0: none is, and any number goes on where machines, "
+                "GPUs or cores are lost"
+            ),
+        ),
+    ] = 0
     batch_groups: Annotated[int, BASIC, Meta(ge=1, description="groups in a step")] = 16
     step_tokens: Annotated[
         int,

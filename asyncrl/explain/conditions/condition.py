@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from asyncrl.explain.recent_outcomes import RecentOutcomes
-from asyncrl.messages import StartCounts
+from asyncrl.messages import LastRank, StartCounts
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,7 +19,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     Its tokens were `trained`, or `left_out` for a reason. `rewards` are the mean rewards so far, by
     the version that each step made; `accuracy` is the share of right answers to `prompts` held-out
     prompts, by version. Of the `answers` that were judged for it, or so far, some got no verdict
-    (`unjudged`), most of them for a reason.
+    (`unjudged`), most of them for a reason. `last_rank` is the rank of the trainer that others
+    waited for.
 
     Of any time: idle shares are from 0 to 1. Of the `generated` tokens, those that are `discarded`
     are by reason. The last `filtered` groups taught nothing, of which `patience` end the run;
@@ -43,6 +44,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     answers: int = 0
     unjudged: int = 0
     unjudged_reason: str = ""
+    last_rank: LastRank | None = None
     idle_trainer: float | None = None
     idle_rollout: float | None = None
     generated: int = 0

@@ -20,6 +20,7 @@ from asyncrl.explain.conditions.rounded_apart import ROUNDED_APART
 from asyncrl.explain.conditions.sides import IDLE_SIDES
 from asyncrl.explain.conditions.signal import NO_SIGNAL
 from asyncrl.explain.conditions.slow_attention import SLOW_ATTENTION
+from asyncrl.explain.conditions.slow_rank import SLOW_RANK
 from asyncrl.explain.conditions.starts import SLOW_STARTS
 from asyncrl.explain.conditions.unread_calls import UNREAD_CALLS
 from asyncrl.explain.conditions.waste import WASTE
@@ -35,6 +36,7 @@ CONDITIONS: tuple[Condition, ...] = (
     NO_SIGNAL,
     *WASTE,
     SLOW_STARTS,
+    SLOW_RANK,
     IDLE_SIDES,
     SLOW_ATTENTION,
 )

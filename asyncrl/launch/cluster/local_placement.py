@@ -33,9 +33,15 @@ class LocalPlacement:
     """The `ActorPlacement` of every actor beside the launcher."""
 
     def __init__(
-        self, config: Config, run: Path, fork_server: ForkServer, shares: CoreShares
+        self,
+        config: Config,
+        run: Path,
+        fork_server: ForkServer,
+        shares: CoreShares,
+        gpus: str | None = None,
     ) -> None:
-        self._config, self._run = config, run
+        """Actors may use these `gpus`, as in CUDA_VISIBLE_DEVICES; None: this process's."""
+        self._config, self._run, self._usable = config, run, gpus
         self._fork_server, self._shares = fork_server, shares
 
     async def ready(self, role: Role) -> None:
@@ -68,11 +74,12 @@ class LocalPlacement:
         )
 
     def _of_rank(self, role: Role, index: int) -> dict[str, str]:
-        """Environment of one rank of several: its GPU, if it has one."""
+        """Environment of an actor that has not all GPUs of this process: of one rank of several its
+        own, if it has one."""
         gpus = gpus_of(self._config).trainer
         if role != "trainer" or ranks_of(self._config.train) == 1 or not gpus:
-            return {}
-        allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+            return {} if self._usable is None else {"CUDA_VISIBLE_DEVICES": self._usable}
+        allowed = self._usable or os.environ.get("CUDA_VISIBLE_DEVICES")
         return {"CUDA_VISIBLE_DEVICES": visible([gpus[index]], allowed)}
 
     def _cores_of(self, role: Role, index: int) -> tuple[int, ...] | None:

@@ -137,6 +137,20 @@ class Machines:
         """Number of machines that can have actors of a role."""
         return sum(machine.role == role for machine in self._members.values())
 
+    async def come(self, role: JoinedRole, least: int) -> None:
+        """Wait for so many machines of a role, at most `cluster.join_s`."""
+        with trio.move_on_after(self._config.cluster.join_s):
+            while self.count_for(role) < least:
+                self._changed = trio.Event()
+                await self._changed.wait()
+
+    def leave_out(self, actor: RemoteActor) -> None:
+        """Refuse the machine of an actor that failed again and again. It may join once more."""
+        machine = actor.machine
+        if machine is not None and machine.name in self._linked:
+            name = f"{actor.order.role}-{actor.order.index}"
+            self._refuse_member(machine, f"{name} failed there again and again")
+
     async def complete(self) -> None:
         """Wait for as many machines of each role as are set, or, once they were there, for one of
         each role that the run needs. Raises ActorFailed with the reason given to `fail`, and as bad
@@ -322,12 +336,7 @@ class Machines:
             case Equipped(places):
                 self._enter(machine, places)
             case Unequipped(why):
-                machine.leaving = True
-                self._members.pop(machine.name, None)
-                reason = escaped(why, 500).rstrip(".")
-                sentence = f"machine {machine.name} takes no part: {reason}"
-                self._note(f"{sentence}.")
-                machine.tell(JoinRefused(sentence))
+                self._refuse_member(machine, escaped(why, 500).rstrip("."))
             case MachineLeaving():
                 self._part(machine)
             case ActorExited(role, index, incarnation, code, words):
@@ -345,6 +354,14 @@ class Machines:
         self._note(f"Machine {machine.name} takes part, with {machine.cores} cores{what}.")
         self._assign()
         self._changed.set()
+
+    def _refuse_member(self, machine: Machine, reason: str) -> None:
+        """Tell a machine that has joined, and the user, why it takes no part."""
+        machine.leaving = True
+        self._members.pop(machine.name, None)
+        sentence = f"machine {machine.name} takes no part: {reason}"
+        self._note(f"{sentence}.")
+        machine.tell(JoinRefused(sentence))
 
     def _part(self, machine: Machine) -> None:
         """Give no more actors to a machine that leaves."""

@@ -4,6 +4,7 @@ the cause, if that other one ended within the same second, whichever of the two 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,7 +14,8 @@ from asyncrl.runtime.processes.process import last_words
 SAME_S = 1.0
 """Seconds between two ends of which one may be the cause of the other, in any order: a process
 takes longer to exit than its links take to break."""
-_CONSEQUENCES = frozenset({"CoordinatorLost", "LinkError", "LinkBroken", "EndOfStream"})
+_CONSEQUENCES = frozenset({"CoordinatorLost", "LinkError", "LinkBroken", "EndOfStream", "RankLost"})
+_BLAMED = re.compile(r"RankLost: rank ([0-9]+) of the trainer|WaitExpired: .* of rank ([0-9]+)\b")
 
 
 class ActorEnd(NamedTuple):
@@ -35,6 +37,19 @@ def is_consequence(output: str) -> bool:
     """
     name = last_words(output).partition(":")[0]
     return name.rpartition(".")[2] in _CONSEQUENCES
+
+
+def blamed_rank(words: str) -> int | None:
+    """The rank of the trainer that the last words of another one blame; None: they blame none.
+
+    >>> blamed_rank("asyncrl.actors.errors.RankLost: rank 2 of the trainer was lost at its weights")
+    2
+    >>> blamed_rank("x.WaitExpired: trainer waited 9 s for weights of rank 1 on a, which is the …")
+    1
+    >>> blamed_rank("ValueError: no such rank")
+    """
+    found = _BLAMED.search(words)
+    return None if found is None else int(found[1] or found[2])
 
 
 def causes_first(ends: Sequence[ActorEnd]) -> list[Exited]:

@@ -14,10 +14,13 @@ import msgspec
 
 from asyncrl.config.errors import BAD_INPUT, DISK_NOT_READY
 from asyncrl.messages import Exited, Role
+from asyncrl.runtime.processes.blame import blamed_rank
 from asyncrl.runtime.processes.repeated_ends import RepeatedEnds
 from asyncrl.runtime.processes.run_supervisor import SupervisedEnd, words_of
 
 HEAD: tuple[Role, ...] = ("trainer", "coordinator")
+FAILED_LIVES = 3
+"""Lives in a row that end with the same rank, after which it counts as faulty."""
 KILLED, STALLED = -9, 0
 """Exit codes of a coordinator that was killed because it was silent, and of a trainer that did not
 end though the run made no progress."""
@@ -32,18 +35,26 @@ class Healing:
     the next one would meet the same disk. Nor is one that ends by the same error as the one before,
     with no new step between them (`repeated_ends`).
 
+    A rank of the trainer that ends so, or FAILED_LIVES in a row, is `faulty`, if ranks may be left
+    out: the next life has to do without its place. If that brings no step, it was not at fault, and
+    no other one is left out.
+
     Example: with 1 allowed, a run that is lost at steps 5, 9, 9 and 9 continues three times, and
     ends at the fourth loss: its third life made no step, and its fourth is one too many.
     """
 
-    def __init__(self, heals: int) -> None:
-        """`heals` is at least 0; 0: a run is never healed."""
-        self._heals = heals
+    def __init__(self, heals: int, *, leaves_out: bool = False) -> None:
+        """`heals` is at least 0; 0: a run is never healed. `leaves_out`: ranks may be left out."""
+        self._heals, self._leaves_out = heals, leaves_out
         self._first: int | None = None  # the step of the run at its first report
         self._newest = 0
         self._reached = 0  # the newest step, when a life ended last
         self._in_vain = 0
         self._ends: dict[Role, RepeatedEnds] = {}  # since the last new step
+        self._in_a_row: list[int] = []  # the ranks whose own ends ended the last lives
+        self._left_out_in_vain = False
+        self.faulty: int | None = None
+        """The rank that the next life has to do without."""
         self.lost: list[Exited] = []
         """Those whose loss was healed, in order."""
 
@@ -53,24 +64,41 @@ class Healing:
             self._first = self._reached = step
         self._newest = max(self._newest, step)
 
-    def again(self, end: SupervisedEnd) -> bool:
-        """True if another life begins after this end, whose loss is then kept in `lost`."""
-        lost = lost_head(end)
+    def again(self, end: SupervisedEnd, *, displaced: bool = False) -> bool:
+        """True if another life begins after this end, whose loss is then kept in `lost`.
+        `displaced`: whoever was lost was lost with its machine."""
+        lost, self.faulty = lost_head(end), None
         if lost is None or not self._heals:
             return False
         if self._newest > self._reached:
             self._in_vain = 0
             self._ends.clear()
+            self._left_out_in_vain = False
         elif lost.code >= 0 and self._newest == (self._first or 0):
             return False
         else:
             self._in_vain += 1
         self._reached = max(self._reached, self._newest)
         repeated = self._ends.setdefault(lost.role, RepeatedEnds()).final(lost.code, lost.words)
-        if self._in_vain > self._heals or repeated:
+        self._judge_rank(lost, repeated, displaced)
+        if self._in_vain > self._heals or (repeated and self.faulty is None):
             return False
         self.lost.append(lost)
         return True
+
+    def _judge_rank(self, lost: Exited, repeated: bool, displaced: bool) -> None:
+        """Say if a rank is faulty, by its end and those before it."""
+        own = lost.role == "trainer" and lost.code != STALLED and not displaced
+        last = self._in_a_row[-1:]
+        if not own or last != [lost.index]:
+            self._in_a_row.clear()
+        if not own:
+            return
+        self._in_a_row.append(lost.index)
+        failed = len(self._in_a_row) >= FAILED_LIVES or (repeated and last == [lost.index])
+        if self._leaves_out and failed and not self._left_out_in_vain:
+            self.faulty, self._left_out_in_vain = lost.index, True
+            self._in_a_row.clear()
 
 
 def healed(end: SupervisedEnd, lost: Exited) -> str:
@@ -88,7 +116,8 @@ def healed(end: SupervisedEnd, lost: Exited) -> str:
 
 def lost_head(end: SupervisedEnd) -> Exited | None:
     """The trainer or coordinator whose loss ended a run; the trainer, too, if the run made no
-    progress. None if the run ended for another reason, refused its input, or its disk took nothing.
+    progress; a rank that another one blames, in its place. None if the run ended for another
+    reason, refused its input, or its disk took nothing.
 
     Example: `Exited("coordinator", 0, -9, True)` if SIGKILL ended the coordinator.
     """
@@ -104,4 +133,6 @@ def lost_head(end: SupervisedEnd) -> Exited | None:
     if not (ends if finished is None else finished.heals):
         return None
     first = ends[0] if ends else Exited("trainer", 0, STALLED, False)
-    return msgspec.structs.replace(first, restarting=True)
+    blamed = blamed_rank(first.words) if first.role == "trainer" else None
+    index = first.index if blamed is None else blamed
+    return msgspec.structs.replace(first, index=index, restarting=True)

@@ -11,6 +11,7 @@ started is dead.
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -151,6 +152,7 @@ class RunSupervisor:
         ] = []  # failures that others may have caused
         self._more_unsaid = trio.Event()
         self._missed = trio.Event()  # `_unrestarted` is not empty
+        self._ended_ranks: set[str] = set()  # by this supervisor
         self._removed: set[str] = set()  # rollout actors that the run goes on without
         for lost in healed:
             self.tell(lost)
@@ -232,7 +234,9 @@ class RunSupervisor:
         def on_exit(name: str, code: int, restarting: bool) -> None:
             if self._finished is None and code:
                 child = self._children[name][1]
-                words, consequence = words_of(code, child.tail()), is_consequence(child.tail())
+                words, tail = words_of(code, child.tail()), child.tail()
+                killed = code == -signal.SIGKILL and name in self._ended_ranks
+                consequence = killed or is_consequence(tail)
                 self._failed(consequence, name, code, restarting, child)
                 exited = Exited(role, index, code, restarting, words)
                 self.tell(exited)
@@ -302,6 +306,7 @@ class RunSupervisor:
         collective, and across a cut network no rank notices that another is gone."""
         for name, (_, child) in self._children.items():
             if name.startswith("trainer-"):
+                self._ended_ranks.add(name)
                 child.kill()
 
     def _spared(self, role: Role, name: str) -> bool:

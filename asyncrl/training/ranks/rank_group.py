@@ -36,6 +36,7 @@ from asyncrl.training.adapters import (
 )
 from asyncrl.training.forward import log_probabilities, shares
 from asyncrl.training.packing import PackedBatch, cost, pack
+from asyncrl.training.ranks.collective_times import count_collectives, times_of
 from asyncrl.training.ranks.pieces import pieces
 from asyncrl.training.ranks.rounds import rounds
 from asyncrl.training.ranks.stand_in import Exchanged, StandIn, first_row, let_go, local
@@ -62,11 +63,16 @@ class RankGroup:
         self._device = torch.device(mesh.device_type)
         self._beside: dist.ProcessGroup | None = getattr(mesh, _BESIDE, None)
         self._writes = writes
+        self.times = times_of(mesh)
+        """Those of this rank's collectives."""
 
     def share(self, packed: Sequence[PackedBatch]) -> list[int | None]:
         """Places of the packed batches that this rank has, one for each round; None: it keeps up
         with others."""
-        return [each[self.index] for each in rounds([cost(p) for p in packed], self.size)]
+        costs = [cost(p) for p in packed]
+        found = [each[self.index] for each in rounds(costs, self.size)]
+        self.times.given(sum(costs[place] for place in found if place is not None))
+        return found
 
     def keep_up(self, model: PreTrainedModel, *, backward: bool = True) -> None:
         """Take part in a round, forward and mostly backward, with nothing to learn."""
@@ -80,19 +86,23 @@ class RankGroup:
     def added(self, tensor: Tensor) -> Tensor:
         """The sum of all ranks' numbers at each place (float32)."""
         found = tensor.to(self._device, copy=True)
-        dist.all_reduce(found, dist.ReduceOp.SUM, group=self._group)
+        with self.times.waiting():
+            dist.all_reduce(found, dist.ReduceOp.SUM, group=self._group)
         return found.to(tensor.device)
 
     def joined(self, outcomes: Tensor) -> Tensor:
         """The largest of all ranks' numbers at each place (int64 [tokens])."""
         found = outcomes.to(self._device)
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
+        with self.times.waiting():
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
         return found.to(outcomes.device)
 
     def summed(self, sums: Sums) -> Sums:
         """Sums over all ranks, added in the order of the ranks."""
         found = Sums()
-        for part in _gathered(sums.encoded(), self._group, self._device):
+        with self.times.waiting():
+            parts = _gathered(sums.encoded(), self._group, self._device)
+        for part in parts:
             found = found.merge(Sums.decoded(part))
         return found
 
@@ -241,6 +251,7 @@ def _divide(
         assert isinstance(found, FSDPModule)
         found.set_gradient_divide_factor(1.0)
         found.set_force_sum_reduction_for_comms(True)  # gloo has no other
+        count_collectives(found, mesh)
 
 
 def _gathered(said: bytes, group: dist.ProcessGroup, device: torch.device) -> list[bytes]:

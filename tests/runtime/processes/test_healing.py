@@ -151,3 +151,53 @@ def test_a_run_ends_exactly_when_more_lives_than_allowed_brought_nothing(
                     break
                 vain += 1
             assert again == (vain <= heals)
+
+
+def lost_rank(index: int, words: str = "", code: int = -9) -> SupervisedEnd:
+    return SupervisedEnd(
+        RunFinished(False, "", "lost"),
+        unrestarted=(
+            Exited("trainer", index, code, False, words),
+            Exited("trainer", 1 - min(index, 1), -9, False),
+        ),
+    )
+
+
+CUDA = "RuntimeError: bad rank"
+LATE = "x.WaitExpired: trainer waited 9 s for weights of rank 2 on node-7 (it computes), which is …"
+
+
+@pytest.mark.parametrize(
+    ("ends", "faulty"),
+    [
+        # three lives in a row, whatever they made
+        ([(3, lost_rank(2)), (5, lost_rank(2)), (5, lost_rank(2))], [None, None, 2]),
+        ([(3, lost_rank(2)), (5, lost_rank(1)), (7, lost_rank(2))], [None, None, None]),
+        ([(3, lost_rank(2)), (4, KILLED), (5, lost_rank(2)), (6, lost_rank(2))], [None] * 4),
+        # the same error twice, with no step in between
+        ([(3, lost_rank(1, CUDA, 1)), (3, lost_rank(1, CUDA, 1))], [None, 1]),
+        # all have it, so no rank is at fault, and the run ends
+        ([(3, lost_rank(1, CUDA, 1)), (3, lost_rank(0, CUDA, 1))], [None, "ends"]),
+        ([(3, lost_rank(1, CUDA, 1))] * 2 + [(3, lost_rank(0, CUDA, 1))], [None, 1, "ends"]),
+        # rank 0 says which one hangs
+        ([(n, lost_rank(0, LATE, 1)) for n in (2, 3, 4)], [None, None, 2]),
+    ],
+)
+def test_a_rank_that_fails_again_and_again_is_left_out(
+    ends: list[tuple[int, SupervisedEnd]], faulty: list[int | str | None]
+) -> None:
+    for leaves_out in (True, False):
+        healing, found = Healing(3, leaves_out=leaves_out), list[int | str | None]()
+        healing.stepped(0)
+        for step, end in ends:
+            healing.stepped(step)
+            found.append(healing.faulty if healing.again(end) else "ends")
+        assert found == faulty or not leaves_out
+        assert not {1, 2} & set(found) or leaves_out
+
+
+def test_a_rank_whose_machine_is_lost_is_not_at_fault() -> None:
+    healing = Healing(3, leaves_out=True)
+    for step in (1, 2, 3, 4):
+        healing.stepped(step)
+        assert healing.again(lost_rank(1), displaced=True) and healing.faulty is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,16 +20,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from training_world import CONFIGS, build, micro_batch, reference, rollouts
 
 from asyncrl.config.schema import StalenessConfig, TrainConfig
-from asyncrl.messages import TokenCount
+from asyncrl.explain.conditions.slow_rank import TIMES
+from asyncrl.messages import RankStand, TokenCount
 from asyncrl.staleness.corrections import IcePop
 from asyncrl.training import packing
 from asyncrl.training.learner import Learner
+from asyncrl.training.ranks.last_rank import Spent, last_rank
 from asyncrl.training.ranks.rank import ALONE, Rank
-from asyncrl.training.ranks.rank_group import shard
+from asyncrl.training.ranks.rank_group import RankGroup, shard
 
 TRAIN = TrainConfig(grad_clip=0.3, lr_warmup_steps=0, lr=1e-3)
 STALENESS = StalenessConfig(correction=(IcePop(lo=0.5, hi=2.5),))
 TEMPERATURE = 1.3
+LATE_S = 0.3
 PARTS = ((0, 1, 2, 3), (4,), (5, 6, 7, 8), ())
 """Rollouts of each micro-batch: several packed batches, one, and none."""
 
@@ -45,6 +49,8 @@ class Case(NamedTuple):
     parts: Sequence[Sequence[int]] = PARTS
     clip: float = 0.3
     temperature: float = TEMPERATURE
+    late: bool = False
+    """The last rank sleeps before each pass."""
 
 
 class Found(NamedTuple):
@@ -56,6 +62,7 @@ class Found(NamedTuple):
     weights: dict[str, NDArray[np.float32]]
     counts: list[TokenCount]
     metrics: dict[str, float]
+    spent: Spent
 
 
 CASES = [
@@ -63,6 +70,7 @@ CASES = [
     Case("qwen3", torch.bfloat16),
     Case("llama", recompute=True),
     Case("qwen3", updates=True),
+    Case("qwen3", late=True),
 ]
 
 
@@ -87,6 +95,9 @@ def step(case: Case, mesh: DeviceMesh | None) -> Found:
     model = build(case.name, case.dtype)
     every = rollouts(build(case.name), seed=5, temperature=case.temperature)
     rank: Rank = shard(model, mesh) if mesh else ALONE
+    if case.late and mesh and rank.index == rank.size - 1:
+        model.register_forward_pre_hook(lambda *_: time.sleep(LATE_S))
+    before, began = stand_of(rank), time.monotonic()
     several = 2 if case.updates else 1
     train = msgspec.structs.replace(
         TRAIN,
@@ -115,7 +126,14 @@ def step(case: Case, mesh: DeviceMesh | None) -> Found:
     weights = {
         name: rank.whole(weight).float().numpy() for name, weight in learner.master_weights.named()
     }
-    return Found(gradients, seen, weights, counts, metrics)
+    after, seconds = stand_of(rank), time.monotonic() - began
+    waited_s = after.waited_s - before.waited_s
+    spent = Spent(waited_s, seconds - waited_s, after.work - before.work)
+    return Found(gradients, seen, weights, counts, metrics, spent)
+
+
+def stand_of(rank: Rank) -> RankStand:
+    return rank.times.stand if isinstance(rank, RankGroup) else RankStand()
 
 
 def steps(mesh: DeviceMesh) -> list[Found]:
@@ -157,6 +175,19 @@ def test_gradients_weights_counts_and_metrics_are_those_of_one_rank(
         close(*learned, 1e-5 if exact else 1e-2)
         for name, value in one.metrics.items():
             assert several.metrics[name] == pytest.approx(value, rel=1e-5 if exact else 0.05)
+
+
+def test_the_last_rank_is_known_by_the_seconds_that_the_others_wait(
+    found: list[list[Found]],
+) -> None:
+    late = [case.late for case in CASES].index(True)
+    spent = [of_rank[late].spent for of_rank in found]
+    if len(spent) == 1:
+        return
+    last, passes = last_rank(spent), 2 * len(PARTS) - 1  # at least; one has nothing to learn
+    assert last.rank == len(spent) - 1 and last.waited > 0.2 and last.times > TIMES
+    for other in spent[:-1]:
+        assert other.waited_s - spent[-1].waited_s > LATE_S * passes / 4
 
 
 @pytest.mark.parametrize("case", UNEVEN, ids=lambda case: f"{[len(p) for p in case.parts]}")
