@@ -28,6 +28,7 @@ from asyncrl.algorithms.advantages.baseline import Prior, shrunk
 from asyncrl.algorithms.advantages.by_chance import ByChance
 from asyncrl.algorithms.advantages.group_mean import GroupMean
 from asyncrl.algorithms.loss_mean import mean_weights
+from asyncrl.algorithms.minibatches.seeupo import SeeUpo
 from asyncrl.algorithms.objectives import ClipBounds, token_loss
 from asyncrl.algorithms.selection.beginnings import Beginning
 from asyncrl.algorithms.selection.filters import ZeroVariance
@@ -39,7 +40,13 @@ from asyncrl.algorithms.selection.prompt_history import History
 from asyncrl.algorithms.selection.prune import PruneRule
 from asyncrl.algorithms.selection.replay import Candidate, MostVariance
 from asyncrl.algorithms.tokens import Tokens
-from asyncrl.config.loss_names import ADVANTAGES, CORRECTIONS, GROUP_WEIGHTS, OBJECTIVES
+from asyncrl.config.loss_names import (
+    ADVANTAGES,
+    CORRECTIONS,
+    GROUP_WEIGHTS,
+    MINIBATCH_RULES,
+    OBJECTIVES,
+)
 from asyncrl.config.selection_names import PRUNES, SIZINGS, grows
 from asyncrl.messages import DrawnMembers, PromptFacts, Sample
 from asyncrl.staleness.corrections import Correction, apply_corrections
@@ -82,6 +89,8 @@ class Policy(NamedTuple):
 
 POLICY = Policy(softmax([0.4, -0.3]), (softmax([0.2, -0.8, 0.5]), softmax([1.6, -0.4, -0.6])))
 OLDER = Policy(softmax([0.25, -0.1]), (softmax([0.3, -0.6, 0.35]), softmax([1.35, -0.2, -0.5])))
+NEWER = Policy(POLICY.first, (softmax([0.0, -0.4, 0.5]), softmax([1.5, -0.7, 0.0])))
+"""After an update of the second choice alone."""
 REWARDS = (dict(zip(PATHS, (0.0, 1.0, 0.25, 0.75, 0.0, 1.0), strict=True)),)
 """Of the one prompt."""
 TWO = tuple(
@@ -386,6 +395,39 @@ def of_older(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) -> G
     return total
 
 
+class Unclipped(SeeUpo):
+    bound = 1e9
+
+
+def of_minibatches(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) -> Gradient:
+    """The update of the second choice, a turn, and then that of the first; their gradients are
+    `true_turns`."""
+    name, _, way = kind.partition(", ")
+    rule = Unclipped() if way else MINIBATCH_RULES.find(name)()
+
+    def parts(group: Sequence[tuple[int, int]]) -> list[Gradient]:
+        changes = [NEWER.logs(*o)[1] - POLICY.logs(*o)[1] for o in group]
+        factors = rule.carried(torch.ones(MEMBERS).double(), torch.tensor(changes))
+        given = Rloo().of_group([rewards[0][o] for o in group])
+        return [
+            value * (factor * POLICY.scores(*o)[0] + POLICY.scores(*o)[1])
+            for factor, value, o in zip(factors.tolist(), given, group, strict=True)
+        ]
+
+    return by_path(parts)
+
+
+def true_turns() -> Gradient:
+    """The gradient of the first choice where the second is made by the newer policy, and that of
+    the second by the old one."""
+    return np.asarray(
+        sum(
+            r * (NEWER.chance(*o) * NEWER.scores(*o)[0] + POLICY.chance(*o) * POLICY.scores(*o)[1])
+            for o, r in REWARDS[0].items()
+        )
+    )
+
+
 ENDS = (1, 0)
 """The path of the toy for means of losses that stands for all that begin with 1: there a response
 ends at once, and the others have LONGEST tokens, all but two of which are certain."""
@@ -499,7 +541,10 @@ KINDS: dict[str, Callable[[str, Sequence[Mapping[tuple[int, int], float]]], Grad
     "tokens": of_token_choice,
     "older": of_older,
     "loss_mean": of_mean,
+    "minibatch_by": of_minibatches,
 }
+OWN_TRUTHS = {of_mean: true_uneven, of_minibatches: true_turns}
+"""The gradients of kinds whose toy is another one."""
 
 
 class Row(NamedTuple):
@@ -539,7 +584,7 @@ def test_an_estimator_is_what_the_page_states(row: Row) -> None:
     """An unbiased one has a cosine of 1 to six more digits than the page has."""
     estimate, (one, length, two) = KINDS[row.kind], row.stated
     if (one, length) != ("–", "–"):
-        g = true_uneven() if estimate is of_mean else true(REWARDS)
+        g = OWN_TRUTHS[estimate]() if estimate in OWN_TRUTHS else true(REWARDS)
         cosine, found = cosine_and_length(estimate(row.name, REWARDS), g)
         found /= float(np.linalg.norm(g))
         assert (f"{cosine:.4f}", f"{found:.2f}") == (one, length)

@@ -276,6 +276,26 @@ TWICE = "staleness.correction=icepop,icepop"
             "lower minibatches to 16, or raise batch_groups",
         ),
         (
+            ["train.minibatch_by=seeupo"],
+            ["train.minibatch_by", "agent.run"],
+            "there is one turn: set agent.run, or minibatch_by to group",
+        ),
+        (
+            ["train.minibatch_by=seeupo", "agent.run=a:b", "agent.max_calls=1"],
+            ["train.minibatch_by", "agent.max_calls"],
+            "there is one turn: raise max_calls",
+        ),
+        (
+            ["train.minibatch_by=seeupo", "agent.run=a:b", "train.passes=2"],
+            ["train.minibatch_by", "train.passes"],
+            "makes one update of each turn: set passes to 1",
+        ),
+        (
+            ["train.minibatch_by=seeupo", "agent.run=a:b", "train.minibatches=17"],
+            ["train.minibatch_by", "train.minibatches"],
+            "set minibatches to 1, or minibatch_by to group",
+        ),
+        (
             ["train.advantage=mc_grpo"],
             ["train.advantage", "rollout.group_size"],
             "set group_size to 9",
@@ -463,7 +483,12 @@ def test_what_is_left_out_by_design_raises_no_alarm() -> None:
 
 @pytest.mark.parametrize(
     ("sets", "updates"),
-    [([], None), (["train.minibatches=4", "train.passes=2"], "8"), (["train.passes=3"], "3")],
+    [
+        ([], None),
+        (["train.minibatches=4", "train.passes=2"], "8"),
+        (["train.passes=3"], "3"),
+        (["train.minibatch_by=seeupo", "agent.run=a:b"], "1 to 32"),
+    ],
 )
 def test_the_table_says_how_often_a_step_updates(sets: list[str], updates: str | None) -> None:
     rows = {row.name: row for row in derived(load(None, sets, {}), available=2)}

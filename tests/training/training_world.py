@@ -90,6 +90,7 @@ class Rollout:
         self.spans = [Span(0, 0, len(self.response))]
         self.parts: list[float] = []
         self.baseline: float | None = None
+        self.turns: list[tuple[int, int]] = []
 
     @property
     def sample(self) -> Sample:
@@ -103,6 +104,7 @@ class Rollout:
             self.reward,
             [Span(span.version, given + span.start, given + span.end) for span in self.spans],
             self.baseline,
+            turns=self.turns,
         )
 
 
