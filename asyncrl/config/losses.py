@@ -43,6 +43,12 @@ def loss_contradictions(config: Config) -> Contradictions:
             f"{train.objective} is a loss of whole rollouts, but with {mean} long ones would count "
             "more: set loss_mean to auto or rollout",
         )
+    if objective.of_foreign and config.foreign.source == "none":
+        yield (
+            ("train.objective", "foreign.source"),
+            f"{train.objective} is for tokens that the policy did not sample, and there are none: "
+            "set source, or objective to clip",
+        )
     if objective.ratio != "none" and objective.bounded == "nowhere":
         yield from _unbounded(train, config.staleness)
     yield from _corrections(config)

@@ -421,6 +421,7 @@ class Learner:
             sample_index,
             fresh & trained,
             batch.share.to(sample_index.device),
+            batch.turn[packed.tokens].to(sample_index.device),
             None if batch.leaves is None else batch.leaves[packed.tokens].to(sample_index.device),
             own=None if batch.own is None else batch.own[packed.tokens].to(sample_index.device),
         )

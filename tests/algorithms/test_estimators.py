@@ -89,6 +89,8 @@ class Policy(NamedTuple):
 
 POLICY = Policy(softmax([0.4, -0.3]), (softmax([0.2, -0.8, 0.5]), softmax([1.6, -0.4, -0.6])))
 OLDER = Policy(softmax([0.25, -0.1]), (softmax([0.3, -0.6, 0.35]), softmax([1.35, -0.2, -0.5])))
+TEACHER = Policy(softmax([0.1, 0.0]), (softmax([-1.0, 1.5, 0.5]), softmax([1.0, -2.0, 1.5])))
+"""Of an expected reward of 0.82, where POLICY has 0.40."""
 NEWER = Policy(POLICY.first, (softmax([0.0, -0.4, 0.5]), softmax([1.5, -0.7, 0.0])))
 """After an update of the second choice alone."""
 REWARDS = (dict(zip(PATHS, (0.0, 1.0, 0.25, 0.75, 0.0, 1.0), strict=True)),)
@@ -353,6 +355,8 @@ def tokens_of(
         sample_index=torch.arange(len(group)).repeat_interleave(2),
         mask=torch.ones(count, dtype=torch.bool),
         entropy=torch.tensor([h for a, _ in group for h in POLICY.entropies(a)]),
+        turn=torch.zeros(count, dtype=torch.int64),
+        own=torch.full((count,), sampler is not TEACHER),
     )
     return tokens, current
 
@@ -371,7 +375,8 @@ def pulls(
 
 
 def of_token_choice(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) -> Gradient:
-    correction = CORRECTIONS.find(kind)(share=0.5)
+    found_by_name = CORRECTIONS.find(kind)
+    correction = found_by_name(**{"share": 0.5} if found_by_name.rejects else {})
 
     def parts(group: Sequence[tuple[int, int]]) -> list[Gradient]:
         given = Rloo().of_group([rewards[0][o] for o in group])
@@ -379,6 +384,20 @@ def of_token_choice(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]
         return [next(found) * score for o in group for score in POLICY.scores(*o)]
 
     return by_path(parts)
+
+
+def of_foreign(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) -> Gradient:
+    """Answers of a teacher that solves the prompt more often, whose probabilities are not known:
+    so the trainer scores them, and their ratio is 1."""
+    mean = sum(POLICY.chance(*o) * r for o, r in rewards[0].items())
+    given = [rewards[0][o] - mean for o in PATHS]
+    tokens, current = tokens_of(PATHS, given, TEACHER)
+    found = pulls(kind, [], tokens._replace(log_ratio=current - current.detach()), current)
+    total = np.zeros(8)
+    for n, o in enumerate(PATHS):
+        for pull, score in zip(found[2 * n : 2 * n + 2], POLICY.scores(*o), strict=True):
+            total += TEACHER.chance(*o) * pull * score
+    return total
 
 
 def of_older(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) -> Gradient:
@@ -540,6 +559,7 @@ KINDS: dict[str, Callable[[str, Sequence[Mapping[tuple[int, int], float]]], Grad
     "replay": of_replay,
     "tokens": of_token_choice,
     "older": of_older,
+    "foreign": of_foreign,
     "loss_mean": of_mean,
     "minibatch_by": of_minibatches,
 }

@@ -166,10 +166,21 @@ def bounds(kind: Any) -> st.SearchStrategy[Any]:
     ranges = {
         "lo": st.floats(0.01, 0.99),
         "hi": st.floats(0.01, 1.0) if kind is Dppo else st.floats(1.01, 1e6),
-        "gamma": st.floats(0.01, 1.0),
-        "share": st.floats(0.01, 1.0),
     }
-    return st.builds(kind, **{name: ranges[name] for name in kind.__struct_fields__})
+    properties = msgspec.json.schema(kind)["$defs"][kind.__name__]["properties"]
+    return st.builds(
+        kind,
+        **{
+            name: ranges[name] if name in ranges else within(properties[name])
+            for name in kind.__struct_fields__
+        },
+    )
+
+
+def within(node: dict[str, float]) -> st.SearchStrategy[float]:
+    """Any number that a schema allows, up to a million."""
+    least = node.get("minimum", node.get("exclusiveMinimum", 0.0) + 0.01)
+    return st.floats(least, node.get("maximum", node.get("exclusiveMaximum", 1e6) - 0.01))
 
 
 @given(
@@ -274,6 +285,11 @@ TWICE = "staleness.correction=icepop,icepop"
             ["train.minibatches=17"],
             ["train.minibatches", "train.batch_groups"],
             "lower minibatches to 16, or raise batch_groups",
+        ),
+        (
+            ["train.objective=luffy"],
+            ["train.objective", "foreign.source"],
+            "there are none: set source, or objective to clip",
         ),
         (
             ["train.minibatch_by=seeupo"],

@@ -102,7 +102,10 @@ class Rollout:
             given,
             len(self.response),
             self.reward,
-            [Span(span.version, given + span.start, given + span.end) for span in self.spans],
+            [
+                Span(span.version, given + span.start, given + span.end, span.source)
+                for span in self.spans
+            ],
             self.baseline,
             turns=self.turns,
         )
