@@ -400,6 +400,28 @@ def of_foreign(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) ->
     return total
 
 
+def of_spliced(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) -> Gradient:
+    """Rollouts of which a part was replaced, trained as if the policy had drawn them. `cleaner`:
+    the second option of the first choice is a failed call, and the first one its repair, after
+    which the policy goes on. `scope`: the first choice stays, and the best second one follows.
+    `half` of those that can be replaced are. Members are alike and independent, so the mean over
+    groups is that of one member, less the mean reward."""
+    name, _, way = kind.partition(", ")
+    replaced, drawn = 0.5 if way else 1.0, np.zeros((2, 3))
+    for a, b in PATHS:
+        if name == "scope":
+            after = np.eye(3)[max(range(3), key=lambda second, a=a: rewards[0][a, second])]  # type: ignore[misc]
+            first = a
+        else:
+            after, first = (POLICY.second[0], 0) if a else (np.eye(3)[b], 0)
+        drawn[a, b] += POLICY.chance(a, b) * (1 - replaced)
+        drawn[first] += POLICY.chance(a, b) * replaced * after
+    assert drawn.sum() == pytest.approx(1)
+    mean = sum(drawn[o] * rewards[0][o] for o in PATHS)
+    parts = [drawn[o] * (rewards[0][o] - mean) * whole(*o) for o in PATHS]
+    return np.asarray(np.sum(parts, axis=0))
+
+
 def of_older(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) -> Gradient:
     """Samples of the older policy, less the expected reward."""
     objective, _, correction = kind.partition(" + ")
@@ -560,6 +582,7 @@ KINDS: dict[str, Callable[[str, Sequence[Mapping[tuple[int, int], float]]], Grad
     "tokens": of_token_choice,
     "older": of_older,
     "foreign": of_foreign,
+    "spliced": of_spliced,
     "loss_mean": of_mean,
     "minibatch_by": of_minibatches,
 }
