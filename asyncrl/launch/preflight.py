@@ -68,8 +68,8 @@ from asyncrl.launch.private import private_files, refuse_foreign, refuse_shared
 from asyncrl.launch.prompt_checks import check_prompts
 from asyncrl.launch.prune_trial import refuse_rule_that_ends_all
 from asyncrl.launch.run_copy import refuse_unfit
-from asyncrl.launch.stored_copy import is_stored
 from asyncrl.launch.weight_numbers import check_numbers
+from asyncrl.object_store import is_stored
 from asyncrl.os_errors import remedy
 from asyncrl.runtime.processes.machine import gpus_here
 from asyncrl.runtime.run_dir import JOURNAL, METRICS, RUN_TOML, START
