@@ -168,27 +168,30 @@ def _prompts(
 
 
 def _sharing(context: ActorContext, tokenizer: Tokenizer) -> Sharing | None:
-    """The exchange with other runs, in the folders that the settings name; None without any."""
+    """The exchange with other runs, in the places that the settings name; None without any."""
     from asyncrl.actors.coordinator.sharing import Sharing
     from asyncrl.tasks.shared_groups import SharedReader, share_id
+    from asyncrl.tasks.shared_places import shared_place
 
-    foreign, folder = context.config.foreign, context.config.share.path
-    if foreign.source != "runs" and not folder:
+    foreign, given = context.config.foreign, context.config.share.path
+    if foreign.source != "runs" and not given:
         return None
     own = share_id(context.run)
-    reader = SharedReader(
-        Path(foreign.path),
-        own,
-        tokenizer.digest,
-        tokenizer.sampled,
-        context.config.rollout.max_new_tokens,
-        foreign.max_age,
-    )
+    reader = None
+    if foreign.source == "runs":
+        reader = SharedReader(
+            shared_place(foreign.path),
+            own,
+            tokenizer.digest,
+            tokenizer.sampled,
+            context.config.rollout.max_new_tokens,
+            foreign.max_age,
+        )
     return Sharing(
         own,
         tokenizer.digest,
-        Path(folder) if folder else None,
-        reader if foreign.source == "runs" else None,
+        shared_place(given) if given else None,
+        reader,
     )
 
 

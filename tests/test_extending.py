@@ -88,7 +88,8 @@ def loaded(section: Section, folder: Path) -> Config:
 
 def test_the_page_has_a_section_for_each_thing() -> None:
     things = (
-        *("correction", "objective", "advantage", "credit", "group weight", "curriculum"),
+        *("correction", "objective", "advantage", "credit", "group weight"),
+        *("minibatch rule", "curriculum"),
         *(
             "sizing",
             "filter",
@@ -136,7 +137,7 @@ def test_its_settings_are_loaded_and_written(section: Section, folder: Path) -> 
     assert f'"{section.name}:' in (folder / "run.toml").read_text()
 
 
-@pytest.mark.parametrize("section", SECTIONS[:5], ids=lambda section: section.title)
+@pytest.mark.parametrize("section", SECTIONS[:6], ids=lambda section: section.title)
 def test_a_learner_trains_with_it(section: Section, folder: Path) -> None:
     config = loaded(section, folder)
     learner = Learner(bundled_model.new_model(0), config.train, config.staleness, 1.0)
@@ -145,8 +146,8 @@ def test_a_learner_trains_with_it(section: Section, folder: Path) -> None:
     behaviour, mask = np.full(12, -5.0, np.float32), np.ones(12, np.uint8)
     batch = MicroBatch(0, 0, samples, {0: [s.reward for s in samples]})
     counts = learner.accumulate(batch, [ids.tobytes(), behaviour.tobytes(), mask.tobytes()])
-    assert sum(count.trained for count in counts) > 0
     metrics = learner.step()
+    assert sum(count.trained for count in counts + learner.counts) > 0
     assert metrics["skipped"] == 0 and metrics["grad_norm"] > 0
 
 
@@ -183,6 +184,7 @@ BAD = {
         *("staleness.correction", "train.objective", "train.advantage", "train.credit"),
         *(
             "train.group_weight",
+            "train.minibatch_by",
             "train.keep",
             "train.replay",
             "task.curriculum",

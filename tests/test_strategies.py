@@ -13,6 +13,7 @@ import pytest
 from asyncrl.algorithms.advantages import Advantage
 from asyncrl.algorithms.advantages.credit import Credit
 from asyncrl.algorithms.advantages.group_weight import GroupWeight
+from asyncrl.algorithms.minibatches.minibatch_rule import MinibatchRule
 from asyncrl.algorithms.objectives import Objective
 from asyncrl.algorithms.selection.curriculum import Curriculum
 from asyncrl.algorithms.selection.filters import GroupFilter
@@ -21,7 +22,14 @@ from asyncrl.algorithms.selection.judged_group import JudgedMember
 from asyncrl.algorithms.selection.keep import KeepRule
 from asyncrl.algorithms.selection.replay import ReplayRule
 from asyncrl.config import ConfigError
-from asyncrl.config.loss_names import ADVANTAGES, CORRECTIONS, CREDITS, GROUP_WEIGHTS, OBJECTIVES
+from asyncrl.config.loss_names import (
+    ADVANTAGES,
+    CORRECTIONS,
+    CREDITS,
+    GROUP_WEIGHTS,
+    MINIBATCH_RULES,
+    OBJECTIVES,
+)
 from asyncrl.config.plugins import Registry, in_folder
 from asyncrl.config.selection_names import CURRICULA, FILTERS, KEEPS, REPLAYS, SIZINGS
 from asyncrl.config.strategies import StrategyError, blamed
@@ -34,6 +42,7 @@ KINDS: dict[str, tuple[Registry[type], str, type]] = {
     "advantage": (ADVANTAGES, LOSS, Advantage),
     "credit": (CREDITS, LOSS, Credit),
     "group weight": (GROUP_WEIGHTS, LOSS, GroupWeight),
+    "minibatch rule": (MINIBATCH_RULES, "asyncrl.algorithms.minibatches", MinibatchRule),
     "curriculum": (CURRICULA, SELECTION, Curriculum),
     "sizing": (SIZINGS, SELECTION, Sizing),
     "filter": (FILTERS, SELECTION, GroupFilter),

@@ -1,7 +1,7 @@
 """Groups that a run shares with others, and those that it gets from them.
 
 Invariant: the coordinator's loop waits for no file. What it gives out, and the prompts whose
-answers it will want, are handed to one task, which reads and writes in a thread; a folder that
+answers it will want, are handed to one task, which reads and writes in a thread; a place that
 fails or hangs costs shared groups and nothing else. At most PENDING groups wait to be written.
 """
 
@@ -12,45 +12,46 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 
 import trio
 
 from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.experience.rollout import Group
 from asyncrl.messages import ForeignAnswer
+from asyncrl.object_store import StoreError
 from asyncrl.runtime.ipc.waits import Pulse, Waits
 from asyncrl.tasks.shared_groups import SharedAnswer, SharedGroup, SharedReader, write_group
+from asyncrl.tasks.shared_places import SharedPlace
 
 logger = logging.getLogger(__name__)
 
 PENDING = 64
 """Groups that wait to be written, at most; more are not shared."""
 KEPT = 4096
-"""Groups of a run's life that stay in the folder, the newest."""
+"""Groups of a run's life that stay in the place, the newest."""
 
 
 class Sharing:
-    """Exchange of a run with others: it gives nothing without a `folder` to write to, and gets
+    """Exchange of a run with others: it gives nothing without a `place` to write to, and gets
     nothing without a `reader`. `own` is the run's id, `tokenizer` the digest of its tokenizer."""
 
     def __init__(
         self,
         own: str = "",
         tokenizer: str = "",
-        folder: Path | None = None,
+        place: SharedPlace | None = None,
         reader: SharedReader | None = None,
     ) -> None:
         self._own, self._tokenizer = own, tokenizer
-        self._folder, self._reader = folder, reader
+        self._place, self._reader = place, reader
         self._given = set[int]()  # live groups that were given out
         self._pending = deque[SharedGroup]()
         self._wanted = dict[bytes, None]()
         self._found = dict[bytes, list[ForeignAnswer]]()
-        self._written = deque[Path]()
+        self._written = deque[tuple[str, str]]()
         self._due = Pulse()
         self.shared = self.failed = 0
-        """Groups that were written, and times that the folder failed."""
+        """Groups that were written, and times that a place failed."""
 
     def of(self, prompt: bytes) -> Sequence[ForeignAnswer]:
         """Return the answers of others to a prompt, as far as they were read."""
@@ -59,7 +60,7 @@ class Sharing:
     def look(self, store: EventStore) -> None:
         """Give out the groups that are complete, and say which prompts are of interest."""
         experience = store.experience
-        if self._folder is not None:
+        if self._place is not None:
             self._given &= experience.groups.keys()
             for group in experience.ready():
                 if group.id not in self._given:
@@ -99,23 +100,24 @@ class Sharing:
             while self._pending or self._wanted:
                 try:
                     await self._one()
-                except OSError as error:
+                except (OSError, StoreError) as error:
                     self.failed += 1
                     if self.failed == 1:
                         logger.warning("groups cannot be shared: %s", error)
 
     async def _one(self) -> None:
-        """Write a group, or read the answers to a prompt."""
-        if self._pending:
+        """Read the answers to a prompt, which may soon be too late, or write a group."""
+        if not self._wanted:
             group = self._pending.popleft()
-            assert self._folder is not None
-            path = await trio.to_thread.run_sync(
-                write_group, self._folder, group, abandon_on_cancel=True
+            assert self._place is not None
+            written = await trio.to_thread.run_sync(
+                write_group, self._place, group, abandon_on_cancel=True
             )
             self.shared += 1
-            self._written.append(path)
+            self._written.append(written)
             if len(self._written) > KEPT:
-                self._written.popleft().unlink(missing_ok=True)
+                oldest = self._written.popleft()
+                await trio.to_thread.run_sync(self._place.remove, *oldest, abandon_on_cancel=True)
             return
         prompt = next(iter(self._wanted))
         del self._wanted[prompt]

@@ -23,7 +23,8 @@ class Tokens(NamedTuple):
     number for each rollout, in any order. `mask`: bool, the tokens that count. For a correction
     those that may enter the loss, for an objective those that the corrections kept. `entropy`:
     float32 >= 0 in nats, of the current policy's distribution for the token; None where no
-    correction reads it.
+    correction reads it. `turn`: int64 >= 0, the token's turn in its episode, 0 where no agent
+    played. `own`: bool, False for foreign tokens. The learner gives these two always.
 
     Two rollouts, of two tokens and of one; the second token of the first is stale:
 
@@ -52,6 +53,8 @@ class Tokens(NamedTuple):
     sample_index: Tensor
     mask: Tensor
     entropy: Tensor | None = None
+    turn: Tensor | None = None
+    own: Tensor | None = None
 
 
 class RolloutSums(NamedTuple):

@@ -21,7 +21,9 @@ from asyncrl.config.losses import (
     clip_bounds,
     clips_nothing,
     loss_mean,
+    minibatch_rule_of,
     objective_of,
+    one_update,
     ratios_weigh,
     updates,
 )
@@ -382,12 +384,21 @@ def _kept(config: Config) -> Iterator[Row]:
 def _updates(config: Config) -> list[Row]:
     """A row about several updates of one step."""
     train = config.train
-    if (each := updates(train)) == 1:
+    if one_update(train):
         return []
+    if minibatch_rule_of(train).by_turn:
+        return [
+            Row(
+                "updates per step",
+                f"1 to {config.agent.max_calls:,}",
+                f"one of each turn, in the order of {train.minibatch_by}, all in one version; a "
+                "step is computed when it is closed",
+            )
+        ]
     return [
         Row(
             "updates per step",
-            f"{each:,}",
+            f"{updates(train):,}",
             f"{train.minibatches} minibatches × {train.passes} passes, all in one version; a step "
             "is computed when it is closed",
         )

@@ -1,5 +1,6 @@
 """Names that the settings of the loss may have: its corrections, objectives, advantages,
-credits and weights of groups. Each is a class in the folder of its kind, or a user's own."""
+credits, weights of groups and minibatches. Each is a class in the folder of its kind, or a user's
+own."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 from asyncrl.algorithms.advantages import Advantage
 from asyncrl.algorithms.advantages.credit import Credit
 from asyncrl.algorithms.advantages.group_weight import GroupWeight
+from asyncrl.algorithms.minibatches.minibatch_rule import MinibatchRule
 from asyncrl.algorithms.objectives import Objective
 from asyncrl.config.plugins import Registry, derived_from, in_folder
 from asyncrl.staleness.corrections import Correction
@@ -46,3 +48,10 @@ GROUP_WEIGHTS: Registry[type[GroupWeight]] = Registry(
     derived_from(GroupWeight),
 )
 """Rules that `train.group_weight` may name."""
+
+MINIBATCH_RULES: Registry[type[MinibatchRule]] = Registry(
+    "minibatch rule",
+    in_folder("asyncrl.algorithms.minibatches", MinibatchRule),
+    derived_from(MinibatchRule),
+)
+"""Rules that `train.minibatch_by` may name."""

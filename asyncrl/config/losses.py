@@ -12,10 +12,17 @@ from asyncrl.algorithms.advantages import Advantage, GroupAdvantage
 from asyncrl.algorithms.advantages.credit import ByTurn, Credit
 from asyncrl.algorithms.advantages.group_weight import GroupWeight
 from asyncrl.algorithms.loss_mean import Mean
+from asyncrl.algorithms.minibatches.minibatch_rule import MinibatchRule
 from asyncrl.algorithms.objectives import ClipBounds, Objective
 from asyncrl.algorithms.selection.filters import GroupFilter, NoFilter
 from asyncrl.algorithms.selection.keep import KeepAll, KeepRule, number_kept
-from asyncrl.config.loss_names import ADVANTAGES, CREDITS, GROUP_WEIGHTS, OBJECTIVES
+from asyncrl.config.loss_names import (
+    ADVANTAGES,
+    CREDITS,
+    GROUP_WEIGHTS,
+    MINIBATCH_RULES,
+    OBJECTIVES,
+)
 from asyncrl.config.schema import Config, StalenessConfig, TrainConfig
 from asyncrl.config.schema.section import Contradictions
 from asyncrl.config.selection_names import FILTERS, KEEPS
@@ -36,12 +43,38 @@ def loss_contradictions(config: Config) -> Contradictions:
             f"{train.objective} is a loss of whole rollouts, but with {mean} long ones would count "
             "more: set loss_mean to auto or rollout",
         )
+    if objective.of_foreign and config.foreign.source == "none":
+        yield (
+            ("train.objective", "foreign.source"),
+            f"{train.objective} is for tokens that the policy did not sample, and there are none: "
+            "set source, or objective to clip",
+        )
     if objective.ratio != "none" and objective.bounded == "nowhere":
         yield from _unbounded(train, config.staleness)
     yield from _corrections(config)
     yield from _advantages(config)
     yield from _kept(config)
-    if not train.step_tokens and train.minibatches > train.batch_groups:
+    yield from _minibatches(config)
+
+
+def _minibatches(config: Config) -> Contradictions:
+    train, agent = config.train, config.agent
+    if minibatch_rule_of(train).by_turn:
+        if not agent.run or agent.max_calls < 2:
+            yield (
+                ("train.minibatch_by", "agent.max_calls" if agent.run else "agent.run"),
+                f"{train.minibatch_by} divides episodes by their turns, and there is one turn: "
+                + ("raise max_calls" if agent.run else "set agent.run")
+                + ", or minibatch_by to group",
+            )
+        for name in ("minibatches", "passes"):
+            if getattr(train, name) > 1:
+                yield (
+                    ("train.minibatch_by", f"train.{name}"),
+                    f"{train.minibatch_by} makes one update of each turn: set {name} to 1, or "
+                    "minibatch_by to group",
+                )
+    elif not train.step_tokens and train.minibatches > train.batch_groups:
         yield (
             ("train.minibatches", "train.batch_groups"),
             "a minibatch has at least one whole group: lower minibatches to "
@@ -67,6 +100,11 @@ def credit_of(train: TrainConfig) -> Credit:
 def group_weight_of(train: TrainConfig) -> GroupWeight:
     """The rule that `train.group_weight` names."""
     return GROUP_WEIGHTS.find(train.group_weight)()
+
+
+def minibatch_rule_of(train: TrainConfig) -> MinibatchRule:
+    """The rule that `train.minibatch_by` names."""
+    return MINIBATCH_RULES.find(train.minibatch_by)()
 
 
 def credited(train: TrainConfig) -> Advantage:
@@ -117,14 +155,19 @@ def ratios_weigh(train: TrainConfig, staleness: StalenessConfig) -> bool:
 
 
 def updates(train: TrainConfig) -> int:
-    """Number of weight updates in a step."""
+    """Number of weight updates in a step; of a step by turns the least one."""
     return train.minibatches * train.passes
+
+
+def one_update(train: TrainConfig) -> bool:
+    """True if each step is one update of the weights, whatever it trains."""
+    return updates(train) == 1 and not minibatch_rule_of(train).by_turn
 
 
 def clips_nothing(train: TrainConfig, staleness: StalenessConfig) -> bool:
     """True if the objective has a ratio, and that ratio is always 1. (Where a step is one update,
     current and recomputed policy are one.)"""
-    alone = staleness.proximal == "recompute" and updates(train) == 1
+    alone = staleness.proximal == "recompute" and one_update(train)
     return alone and objective_of(train).ratio != "none"
 
 

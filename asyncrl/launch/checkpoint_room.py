@@ -15,8 +15,8 @@ from asyncrl.config import Config, ConfigError
 from asyncrl.config.derived import Row, steps
 from asyncrl.config.lora import is_of, is_of_experts
 from asyncrl.launch.publication_row import stored_weights
-from asyncrl.launch.stored_copy import is_stored
 from asyncrl.launch.trainer_memory import kept_bytes
+from asyncrl.object_store import is_stored
 from asyncrl.training.checkpoint_index import complete
 from asyncrl.words import size
 

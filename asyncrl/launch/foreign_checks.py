@@ -12,15 +12,19 @@ from asyncrl.config import Config, ConfigError
 from asyncrl.config.derived import Row
 from asyncrl.config.paths import is_folder
 from asyncrl.launch.prompt_checks import own_tokenizer
+from asyncrl.object_store import StoreError, is_stored, shown_url
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.file_answers import FileAnswers
 from asyncrl.tasks.shared_groups import of_other_tokenizer
+from asyncrl.tasks.shared_places import SharedPlace, folder_of, shared_place
 from asyncrl.words import sentence
 
 PROMPTS = 2**16
 """Training prompts that are compared with those of the answers, at most."""
 COMPARED_S = 5.0
 """Seconds for it."""
+PROBE = "probe"
+"""The name of what is written to a store to see whether it may be."""
 
 
 def check_foreign(config: Config, task: Task) -> list[Row]:
@@ -29,12 +33,8 @@ def check_foreign(config: Config, task: Task) -> list[Row]:
     the task does not train on."""
     foreign = config.foreign
     for name, path in (("foreign.path", foreign.path), ("share.path", config.share.path)):
-        inside = (
-            config.run.dir
-            and path
-            and Path(path).resolve().is_relative_to(Path(config.run.dir).resolve())
-        )
-        if inside:
+        folder = folder_of(path) if path and config.run.dir else None
+        if folder and folder.resolve().is_relative_to(Path(config.run.dir).resolve()):
             raise ConfigError(
                 f"{name} is {path!r}, which is in the run's own directory {config.run.dir}: what "
                 "is its own is not foreign, and nobody else writes there; name another place."
@@ -71,33 +71,49 @@ def check_foreign(config: Config, task: Task) -> list[Row]:
 
 
 def _check_shared(config: Config, task: Task) -> None:
-    """Raise ConfigError for a folder of shared groups that cannot be read or written, or whose
+    """Raise ConfigError for a place of shared groups that cannot be read or written, or whose
     groups are of another tokenizer."""
-    for name, path, mode in (
-        ("foreign.path", config.foreign.path, os.R_OK | os.X_OK),
-        ("share.path", config.share.path, os.W_OK | os.X_OK),
-    ):
-        if not path or (name == "foreign.path" and config.foreign.source != "runs"):
-            continue
-        if "://" in path:
-            raise ConfigError(
-                f"{name} is {path!r}: groups are shared in a folder that all runs have, and not in "
-                "an object store; name a folder."
-            )
-        if not is_folder(Path(path)) or not os.access(path, mode):
-            raise ConfigError(
-                f"{name} is {path!r}, which is no folder that this run may "
-                f"{'write to' if name == 'share.path' else 'read'}; make it, or name another."
-            )
-    if config.foreign.source != "runs":
+    foreign, given = config.foreign, config.share.path
+    taken = foreign.source == "runs"
+    place = _check_place("foreign.path", foreign.path, writes=False) if taken else None
+    if given:
+        _check_place("share.path", given, writes=True)
+    if place is None:
         return
     try:
         with own_tokenizer(config, task) as tokenizer:
-            other = of_other_tokenizer(Path(config.foreign.path), "", tokenizer.digest)
+            other = of_other_tokenizer(place, "", tokenizer.digest)
     except TaskError as error:
         raise ConfigError(sentence(error)) from None
+    except (OSError, StoreError) as error:
+        raise ConfigError(f"foreign.path is {_shown(foreign.path)!r}, and {error}.") from None
     if other:
         raise ConfigError(
-            f"{other}: this group is of another tokenizer than model.path: runs that share groups "
-            "have one tokenizer; name the folder of such runs."
+            f"{_shown(foreign.path)}/{other}: this group is of another tokenizer than model.path: "
+            "runs that share groups have one tokenizer; name the place of such runs."
         )
+
+
+def _check_place(name: str, path: str, *, writes: bool) -> SharedPlace:
+    """The place that a setting names, in which a store has been read, and written if it is for
+    that. Raises ConfigError."""
+    folder, mode = folder_of(path), (os.W_OK if writes else os.R_OK) | os.X_OK
+    if folder is not None and not (is_folder(folder) and os.access(folder, mode)):
+        raise ConfigError(
+            f"{name} is {path!r}, which is no folder that this run may "
+            f"{'write to' if writes else 'read'}; make it, or name another."
+        )
+    try:
+        place = shared_place(path)
+        if folder is None:
+            next(place.some(), None)
+            if writes:
+                place.write(PROBE, PROBE, b"")
+                place.remove(PROBE, PROBE)
+    except (OSError, StoreError) as error:
+        raise ConfigError(f"{name} is {_shown(path)!r}, and {error}.") from None
+    return place
+
+
+def _shown(path: str) -> str:
+    return shown_url(path) if is_stored(path) else path

@@ -26,7 +26,7 @@ from asyncrl.config.errors import installs, usable
 from asyncrl.config.fields import FIELDS, SECTIONS, lookup
 from asyncrl.config.gpus import gpus_of
 from asyncrl.config.keyed_models import keyed_models
-from asyncrl.config.loss_names import GROUP_WEIGHTS
+from asyncrl.config.loss_names import GROUP_WEIGHTS, MINIBATCH_RULES
 from asyncrl.config.mix import each, is_counted, members, named
 from asyncrl.config.model_names import MODELS, same_model
 from asyncrl.config.paths import exists, is_file, is_folder, is_hub_name, refuse_lost, shown
@@ -68,8 +68,8 @@ from asyncrl.launch.private import private_files, refuse_foreign, refuse_shared
 from asyncrl.launch.prompt_checks import check_prompts
 from asyncrl.launch.prune_trial import refuse_rule_that_ends_all
 from asyncrl.launch.run_copy import refuse_unfit
-from asyncrl.launch.stored_copy import is_stored
 from asyncrl.launch.weight_numbers import check_numbers
+from asyncrl.object_store import is_stored
 from asyncrl.os_errors import remedy
 from asyncrl.runtime.processes.machine import gpus_here
 from asyncrl.runtime.run_dir import JOURNAL, METRICS, RUN_TOML, START
@@ -238,6 +238,7 @@ def check(
     KEEPS.find(config.train.keep)
     REPLAYS.find(config.train.replay)
     GROUP_WEIGHTS.find(config.train.group_weight)
+    MINIBATCH_RULES.find(config.train.minibatch_by)
     doing(_opening(config.task))
     task = opened(config.task, config.run.seed)
     doing("starting the processes that judge answers")

@@ -28,12 +28,8 @@ from asyncrl.config.paths import exists, is_file, is_folder
 from asyncrl.journal import JournalError, SqliteHistory
 from asyncrl.journal.sqlite import copy as copy_journal
 from asyncrl.launch.copied_code import code_files
-from asyncrl.launch.stored_copy import (
-    StoreError,
-    copy_to_store,
-    is_stored,
-    refuse_unfit_store,
-)
+from asyncrl.launch.stored_copy import copy_to_store, refuse_unfit_store
+from asyncrl.object_store import StoreError, is_stored
 from asyncrl.runtime.run_dir import CODE, IMAGES, JOURNAL, METRICS, ORIGINS, PACKED, RUN_TOML
 from asyncrl.training.checkpoint_index import SCALARS, CheckpointError, checkpoint_path, complete
 

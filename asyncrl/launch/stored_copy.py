@@ -1,6 +1,5 @@
 """A copy of a run in an object store (`run.copy = "s3://bucket/run"`); `run_copy.py` keeps one in a
-directory. obstore speaks S3's, Google's and Azure's protocols; credentials come from the
-environment.
+directory.
 
     journal at one moment, checkpoints, curve → objects, named by their contents → the manifest
 
@@ -15,16 +14,13 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
 from functools import partial as applied
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 from urllib.request import url2pathname
 
 import msgspec
 
-from asyncrl.config.errors import ConfigError, installs
+from asyncrl.config.errors import ConfigError
 from asyncrl.config.paths import exists, is_folder, room_for
 from asyncrl.escape import escaped
 from asyncrl.files import open_regular, write_whole
@@ -32,6 +28,7 @@ from asyncrl.journal import SqliteHistory
 from asyncrl.journal.sqlite import copy as copy_journal
 from asyncrl.launch.copied_code import CODE_FILE, code_files
 from asyncrl.messages.address import url_parts
+from asyncrl.object_store import MissingObject, StoreError, open_store, shown_url, understood
 from asyncrl.runtime.run_dir import CODE, COPY_ID, JOURNAL, METRICS, ORIGINS, PACKED, RUN_TOML
 from asyncrl.training.checkpoint_index import (
     NAME,
@@ -45,10 +42,6 @@ from asyncrl.training.checkpoint_index import (
 )
 from asyncrl.words import size
 
-if TYPE_CHECKING:
-    from obstore.store import ObjectStore
-
-SCHEMES = ("s3", "gs", "az", "file")
 MANIFEST = "manifest.json"
 MANIFEST_BYTES = 16 << 20
 """Size of a manifest, at most."""
@@ -61,13 +54,6 @@ SPARE_BYTES = 2**24
 """Bytes that a disk must have free beside what is fetched."""
 PIECE_BYTES = 2**20
 """Bytes of a file that are read at a time."""
-_LOOK = {"timeout": "10s", "connect_timeout": "5s"}, timedelta(seconds=10)
-_WORK = {"timeout": "10m", "connect_timeout": "10s"}, timedelta(minutes=2)
-"""Deadlines of one request, and seconds for which it is tried again."""
-
-
-class StoreError(Exception):
-    """An object store cannot be reached, read or written; the message is part of a sentence."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -77,11 +63,6 @@ class Manifest(msgspec.Struct, frozen=True):
     files: dict[str, Digest]
 
 
-def is_stored(copy: str) -> bool:
-    """True for a `run.copy` that is a URL and not a directory."""
-    return "://" in copy
-
-
 def refuse_unfit_store(url: str, run: Path, *, resumed: bool) -> None:
     """Raise ConfigError if the store cannot have this run's copy."""
     try:
@@ -89,11 +70,11 @@ def refuse_unfit_store(url: str, run: Path, *, resumed: bool) -> None:
         store.look()
         manifest = store.manifest()
     except StoreError as error:
-        raise ConfigError(f"run.copy is {_shown(url)}, and {error}.") from None
+        raise ConfigError(f"run.copy is {shown_url(url)}, and {error}.") from None
     if manifest is not None and not (resumed and manifest.id == _id(run)):
         raise ConfigError(
-            f"{_shown(url)}: run.copy has another run's copy; choose another place, or go on with "
-            "that run (`asyncrl fetch`)."
+            f"{shown_url(url)}: run.copy has another run's copy; choose another place, or go on "
+            "with that run (`asyncrl fetch`)."
         )
 
 
@@ -108,7 +89,7 @@ def fetch(url: str, run: Path, say: Callable[[str, int], object]) -> None:
     try:
         store = StoredCopy(url)
         if (manifest := store.manifest()) is None:
-            raise ConfigError(f"{_shown(url)}: there is no copy of a run; look at its run.copy.")
+            raise ConfigError(f"{shown_url(url)}: there is no copy of a run; look at its run.copy.")
         needed = sum(digest.size for digest in manifest.files.values())
         if (free := shutil.disk_usage(room).free) < needed + SPARE_BYTES:
             raise ConfigError(
@@ -122,7 +103,7 @@ def fetch(url: str, run: Path, say: Callable[[str, int], object]) -> None:
             store.get(digest, partial / name)
         partial.rename(run)
     except StoreError as error:
-        raise ConfigError(f"{_shown(url)}: it is not fetched, because {error}.") from None
+        raise ConfigError(f"{shown_url(url)}: it is not fetched, because {error}.") from None
     except OSError as error:
         raise ConfigError(f"{run}: it cannot be written: {error.strerror}.") from None
     finally:
@@ -139,34 +120,15 @@ class StoredCopy:
     """The copy of one run at a URL. Raises StoreError if there can be none."""
 
     def __init__(self, url: str, *, patient: bool = True) -> None:
-        """With `patient` a request may last for minutes, and is tried again."""
+        """With `patient` a request may last for minutes, and is tried again. A store of files is
+        a folder, which others may have filled."""
+        self._store = open_store(url, patient=patient)
         parts = url_parts(url)
-        if parts.scheme not in SCHEMES:
-            raise StoreError(f"it begins with none of {', '.join(f'{s}://' for s in SCHEMES)}")
-        if parts.username or parts.password or parts.query or parts.fragment:
-            raise StoreError(
-                "credentials and options belong into the environment, not into a URL that is "
-                "written down"
-            )
-        try:
-            from obstore import store as stores
-        except ImportError:
-            raise StoreError(f"the extra for it is missing: {installs('store')}") from None
-        timeouts, again = _WORK if patient else _LOOK
-        options: dict[str, Any] = {}
-        self._folder: Path | None = None  # of a store of files, which others may have filled
-        if parts.scheme == "file":
-            options["mkdir"] = True
-            self._folder = Path(url2pathname(parts.path))
-        else:
-            options["client_options"] = timeouts | {"allow_http": True}
-            options["retry_config"] = {"max_retries": 5, "retry_timeout": again}
-        with _understood():
-            self._store: ObjectStore = stores.from_url(url, **options)
+        self._folder = Path(url2pathname(parts.path)) if parts.scheme == "file" else None
 
     def look(self) -> None:
         """Check that there is such a store, which may be empty. Raises StoreError."""
-        with _understood():
+        with understood():
             next(iter(self._store.list("objects", chunk_size=1)), None)
 
     def manifest(self) -> Manifest | None:
@@ -177,7 +139,7 @@ class StoredCopy:
                 written += piece
                 if len(written) > MANIFEST_BYTES:
                     raise StoreError("its manifest is too large to be one")
-        except _Missing:
+        except MissingObject:
             return None
         try:
             manifest = msgspec.json.decode(written, type=Manifest)
@@ -222,7 +184,7 @@ class StoredCopy:
             files[JOURNAL] = self._put(journal, there)
         finally:
             journal.unlink(missing_ok=True)
-        with _understood():
+        with understood():
             self._store.put(MANIFEST, msgspec.json.encode(Manifest(id_, files)))
         self._forget_all_but({digest.blake2b for digest in files.values()})
 
@@ -236,7 +198,7 @@ class StoredCopy:
                     if (left := left - len(piece)) < 0:
                         break
                     file.write(piece)
-            except _Missing:
+            except MissingObject:
                 raise StoreError("it is being copied to at present: fetch it again") from None
         if left or digested(target) != digest:
             raise StoreError(f"{target.name} is not what was copied")
@@ -244,7 +206,7 @@ class StoredCopy:
     def _pieces(self, name: str) -> Iterator[bytes]:
         """The contents of an object. In a store of files it is a file, and no pipe or device, from
         which a read may not return. Raises StoreError."""
-        with _understood():
+        with understood():
             if self._folder is None:
                 yield from map(bytes, self._store.get(name).stream())
                 return
@@ -252,7 +214,7 @@ class StoredCopy:
             with open_regular(self._folder / name) as file:
                 yield from iter(applied(file.read, PIECE_BYTES), b"")
         except FileNotFoundError:
-            raise _Missing(f"{name} is not in it") from None
+            raise MissingObject(f"{name} is not in it") from None
         except OSError as error:
             raise StoreError(f"{name} in it cannot be read ({error.strerror})") from None
 
@@ -264,7 +226,7 @@ class StoredCopy:
             for name, digest in digests.items():
                 put[name] = self._put(folder / name, there, digest)
             return {f"{folder.relative_to(run)}/{name}": digest for name, digest in put.items()}
-        except (CheckpointError, FileNotFoundError, _Missing):
+        except (CheckpointError, FileNotFoundError, MissingObject):
             if checkpoint.path.exists():
                 raise
             return {}
@@ -275,33 +237,16 @@ class StoredCopy:
         if digest is None:
             digest = digested(contents)
         if digest.blake2b not in there:
-            with _understood():
+            with understood():
                 self._store.put(_key(digest), contents)
         return digest
 
     def _forget_all_but(self, named: set[str]) -> None:
         """Delete the objects that no manifest names any more."""
-        with _understood():
+        with understood():
             for listed in self._store.list("objects"):
                 if gone := [entry["path"] for entry in listed if entry["path"][-32:] not in named]:
                     self._store.delete(gone)
-
-
-class _Missing(StoreError):
-    """There is no object of that name, or no bucket, or no file to put."""
-
-
-@contextmanager
-def _understood() -> Iterator[None]:
-    """Convert errors of the store to StoreError."""
-    from obstore.exceptions import BaseError
-
-    try:
-        yield
-    except (BaseError, FileNotFoundError, ValueError) as error:
-        text = " ".join(str(error).split("Debug source:")[0].split())
-        kind = _Missing if isinstance(error, FileNotFoundError) else StoreError
-        raise kind(f"the store says: {escaped(text, 300).rstrip('.')}") from error
 
 
 def _key(digest: Digest) -> str:
@@ -318,9 +263,3 @@ def _new_id(run: Path) -> str:
     made = secrets.token_hex(16)
     write_whole(run / COPY_ID, f"{made}\n")
     return made
-
-
-def _shown(url: str) -> str:
-    """A URL without its parts that may be secret."""
-    parts = url_parts(url)
-    return escaped(f"{parts.scheme}://{parts.hostname or ''}{parts.path}", 200)

@@ -22,6 +22,7 @@ SETTINGS = {
     "objective": "train.objective",
     "credit": "train.credit",
     "group_weight": "train.group_weight",
+    "minibatch_by": "train.minibatch_by",
     "keep": "train.keep",
     "replay": "train.replay",
     "correction": "staleness.correction",

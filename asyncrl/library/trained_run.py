@@ -11,6 +11,7 @@ from rich.console import Console
 from asyncrl.algorithms.advantages import Advantage
 from asyncrl.algorithms.advantages.credit import Credit
 from asyncrl.algorithms.advantages.group_weight import GroupWeight
+from asyncrl.algorithms.minibatches.minibatch_rule import MinibatchRule
 from asyncrl.algorithms.objectives import Objective
 from asyncrl.config import Config
 from asyncrl.config.sft import supervised_run
@@ -31,6 +32,7 @@ def train(
     objective: type[Objective] | None = None,
     credit: type[Credit] | None = None,
     group_weight: type[GroupWeight] | None = None,
+    minibatch_by: type[MinibatchRule] | None = None,
     keep: type[Any] | None = None,
     replay: type[Any] | None = None,
     correction: Corrections | Sequence[Corrections] | None = None,
@@ -56,6 +58,7 @@ def train(
         "objective": objective,
         "credit": credit,
         "group_weight": group_weight,
+        "minibatch_by": minibatch_by,
         "keep": keep,
         "replay": replay,
         "correction": correction,

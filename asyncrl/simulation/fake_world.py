@@ -21,7 +21,7 @@ from asyncrl.actors.reporting import Reporter
 from asyncrl.agents.gateway.played_sessions import PlayedSessions
 from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
-from asyncrl.config.losses import credit_of, updates
+from asyncrl.config.losses import credit_of, one_update
 from asyncrl.config.mix import members
 from asyncrl.engines.protocol import Engine
 from asyncrl.experience.events import AnyEvent
@@ -268,7 +268,7 @@ class FakeWorld(World):
             self._broadcasts,
             proximal,
             start=self.start_of(process),
-            holds=updates(self.config.train) > 1,
+            holds=not one_update(self.config.train),
         )
         learner.seconds_per_token, learner.step_s = self.speeds.trained_token_s, self._step_s
         learner.copy_s = self.speeds.copy_s

@@ -1,7 +1,7 @@
-"""Groups that runs give to each other in a folder (SAPO): one file for each, beside others of its
-prompt.
+"""Groups that runs give to each other (SAPO): one file for each, beside others of its prompt, in a
+folder or an object store (`shared_places.py`).
 
-    FOLDER/DIGEST OF THE PROMPT/RUN-VERSION-GROUP.json
+    PLACE/DIGEST OF THE PROMPT/RUN-VERSION-GROUP.json
 
 Invariant: a file is there whole or not at all, and a reader trusts nothing of it: it is no link, is
 not long, has the digest of its content, is of the reader's tokenizer and prompt, and its ids and
@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import re
 import secrets
 from array import array
-from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -24,13 +23,10 @@ import msgspec
 from asyncrl.files import read_regular, write_whole
 from asyncrl.messages import Finish, ForeignAnswer
 from asyncrl.runtime.run_dir import SHARE_ID
+from asyncrl.tasks.shared_places import ENTRIES, SharedPlace
 
-BYTES = 2**22
-"""Bytes of a file, at most."""
 FILES = 16
 """Files of a prompt that are read, at most: those of the newest versions."""
-ENTRIES = 4096
-"""Entries of a prompt's folder that are looked at, at most."""
 ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 NAME = re.compile(r"([0-9a-f]{16})-([0-9]{1,9})-([0-9]{1,12})\.json", re.ASCII)
 
@@ -88,18 +84,17 @@ class SharedGroup(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(bare, digest=found)
 
 
-def folder_of(folder: Path, prompt: bytes) -> Path:
-    """The folder of a prompt (`int32` ids)."""
-    return folder / hashlib.blake2b(prompt, digest_size=16).hexdigest()
+def prompt_digest(prompt: bytes) -> str:
+    """The name of a prompt (`int32` ids) in a place."""
+    return hashlib.blake2b(prompt, digest_size=16).hexdigest()
 
 
-def write_group(folder: Path, group: SharedGroup) -> Path:
-    """Write a group, and return where. Raises OSError."""
-    its = folder_of(folder, array("i", group.prompt_ids).tobytes())
-    its.mkdir(parents=True, exist_ok=True)
-    path = its / group.name
-    write_whole(path, msgspec.json.encode(group.sealed()), forced=False)
-    return path
+def write_group(place: SharedPlace, group: SharedGroup) -> tuple[str, str]:
+    """Write a group, and return the name of its prompt and its own. Raises OSError and
+    StoreError."""
+    prompt = prompt_digest(array("i", group.prompt_ids).tobytes())
+    place.write(prompt, group.name, msgspec.json.encode(group.sealed()))
+    return prompt, group.name
 
 
 class SharedReader:
@@ -108,29 +103,31 @@ class SharedReader:
     version lies behind the newest that was seen of their run, and none is older than `max_age`.
 
     >>> import tempfile
+    >>> from asyncrl.tasks.shared_places import SharedFolder
     >>> answer = SharedAnswer([52, 10], [-0.5, -0.1], "stop")
     >>> with tempfile.TemporaryDirectory() as folder:
+    ...     place = SharedFolder(Path(folder))
     ...     group = SharedGroup("00000000000000aa", 7, 3, "letters", [50], [answer])
-    ...     _ = write_group(Path(folder), group)
-    ...     reader = SharedReader(Path(folder), "00000000000000bb", "letters", 128, 8, 4)
+    ...     _ = write_group(place, group)
+    ...     reader = SharedReader(place, "00000000000000bb", "letters", 128, 8, 4)
     ...     [found.origin for found in reader.read(array("i", [50]).tobytes())]
     ['group 7 of run 00000000000000aa']
     """
 
     def __init__(
-        self, folder: Path, own: str, tokenizer: str, vocabulary: int, most: int, max_age: int
+        self, place: SharedPlace, own: str, tokenizer: str, vocabulary: int, most: int, max_age: int
     ) -> None:
-        self._folder, self._own, self._tokenizer = folder, own, tokenizer
+        self._place, self._own, self._tokenizer = place, own, tokenizer
         self._vocabulary, self._most, self._max_age = vocabulary, most, max_age
         self._newest: dict[str, int] = {}
 
     def read(self, prompt: bytes) -> list[ForeignAnswer]:
-        """The answers to a prompt (`int32` ids), the newest first. Raises OSError, but for files
-        that are gone or cannot be read, which are passed over."""
-        answers = list[ForeignAnswer]()
-        for version, run, path in self._files(folder_of(self._folder, prompt)):
+        """The answers to a prompt (`int32` ids), the newest first. Raises OSError and StoreError,
+        but for files that are gone or cannot be read, which are passed over."""
+        answers, its = list[ForeignAnswer](), prompt_digest(prompt)
+        for version, run, name in self._files(its):
             age = self._newest[run] - version
-            if age <= self._max_age and (group := self._group(path, run, prompt)) is not None:
+            if age <= self._max_age and (group := self._group(its, name, run, prompt)) is not None:
                 answers += (
                     ForeignAnswer(
                         "run",
@@ -144,28 +141,26 @@ class SharedReader:
                 )
         return answers
 
-    def _files(self, folder: Path) -> list[tuple[int, str, Path]]:
+    def _files(self, prompt: str) -> list[tuple[int, str, str]]:
         """The files of other runs, with their versions and runs, the newest first."""
-        found = list[tuple[int, str, Path]]()
-        for entry in _entries(folder):
-            if (match := NAME.fullmatch(entry.name)) is None or match[1] == self._own:
-                continue
-            if entry.is_file(follow_symlinks=False):
-                found.append((int(match[2]), match[1], folder / entry.name))
+        found = list[tuple[int, str, str]]()
+        for name in self._place.names(prompt):
+            if (match := NAME.fullmatch(name)) is not None and match[1] != self._own:
+                found.append((int(match[2]), match[1], name))
         for version, run, _ in found:
             if run in self._newest or len(self._newest) < ENTRIES:
                 self._newest[run] = max(version, self._newest.get(run, 0))
         known = [one for one in found if one[1] in self._newest]
         return sorted(known, reverse=True)[:FILES]
 
-    def _group(self, path: Path, run: str, prompt: bytes) -> SharedGroup | None:
+    def _group(self, its: str, name: str, run: str, prompt: bytes) -> SharedGroup | None:
         """The group in a file; None if it cannot be used."""
         try:
-            group = msgspec.json.decode(read_regular(path, BYTES), type=SharedGroup)
+            group = msgspec.json.decode(self._place.read(its, name), type=SharedGroup)
         except (OSError, msgspec.DecodeError, RecursionError):
             return None
         right = (
-            group.name == path.name
+            group.name == name
             and group.run == run
             and group.tokenizer == self._tokenizer
             and group == group.sealed()
@@ -185,32 +180,16 @@ class SharedReader:
         )
 
 
-def of_other_tokenizer(folder: Path, own: str, tokenizer: str) -> str:
-    """The path of a group in a folder that another run has written with another tokenizer; empty if
-    none of the first ones is such. Raises OSError."""
-    for its in _entries(folder):
-        if not its.is_dir(follow_symlinks=False):
+def of_other_tokenizer(place: SharedPlace, own: str, tokenizer: str) -> str:
+    """The name of a group in a place that another run has written with another tokenizer; empty if
+    the first one that can be read is not such. Raises OSError and StoreError."""
+    for prompt, name in islice(place.some(), ENTRIES):
+        match = NAME.fullmatch(name)
+        if match is None or match[1] == own:
             continue
-        for entry in _entries(folder / its.name):
-            match = NAME.fullmatch(entry.name)
-            if match is None or match[1] == own or not entry.is_file(follow_symlinks=False):
-                continue
-            try:
-                path = folder / its.name / entry.name
-                group = msgspec.json.decode(read_regular(path, BYTES), type=SharedGroup)
-            except (OSError, msgspec.DecodeError, RecursionError):
-                continue
-            return "" if group.tokenizer == tokenizer else str(path)
+        try:
+            group = msgspec.json.decode(place.read(prompt, name), type=SharedGroup)
+        except (OSError, msgspec.DecodeError, RecursionError):
+            continue
+        return "" if group.tokenizer == tokenizer else f"{prompt}/{name}"
     return ""
-
-
-def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """The first entries of a folder; none if it is not there."""
-    try:
-        with os.scandir(folder) as entries:
-            for number, entry in enumerate(entries):
-                if number >= ENTRIES:
-                    return
-                yield entry
-    except (FileNotFoundError, NotADirectoryError):
-        return

@@ -28,7 +28,8 @@ class Batch(NamedTuple):
     `behaviour` is its log-probability (float32), `mask` is True where it may enter the loss (bool),
     `truncated` where it may not because its response was cut, `errors` where its verifier marked an
     error (bool), `sample_index` the index of its sample in the batch (int64), `version` the version
-    that sampled it, and `lag` the step minus that (int64 >= 0). `scores` are its log-probabilities
+    that sampled it, and `lag` the step minus that (int64 >= 0). `turn` is its turn in its episode
+    (int64, 0 where no agent played). `scores` are its log-probabilities
     under the policies that do not learn, by their names (float32). `share` is float32 [samples]
     (`Sample.share`), as are `weights`, of their groups; None: all 1. `leaves` says how often each
     token counts (float32); None: all once. `routing` are the records of the experts of all of
@@ -45,6 +46,7 @@ class Batch(NamedTuple):
     truncated: Tensor
     errors: Tensor
     share: Tensor
+    turn: Tensor
     scores: Mapping[str, Tensor] = {}
     leaves: Tensor | None = None
     routing: bytes | memoryview = b""
@@ -94,10 +96,24 @@ def read(
         torch.from_numpy(mask == TRUNCATED_TOKEN),
         torch.from_numpy(mask == ERROR_TOKEN),
         torch.tensor([sample.share for sample in batch.samples], dtype=torch.float32),
+        _turns(batch.samples),
         leaves=_leaves(batch.samples),
         routing=buffers[3] if len(buffers) == 4 else b"",
         own=_own(batch.samples),
     )
+
+
+def _turns(samples: Sequence[Sample]) -> Tensor:
+    """The turn of each sampled token, int64 [tokens]. Raises ValueError where the turns are not of
+    a sample's tokens."""
+    runs = list[tuple[int, int]]()
+    for sample in samples:
+        own = sample.turns or [(0, sample.sampled_tokens)]
+        if sum(tokens for _, tokens in own) != sample.sampled_tokens:
+            raise ValueError(f"the turns of rollout {sample.rollout} are not of its tokens")
+        runs += own
+    turns, tokens = torch.tensor(runs).T
+    return torch.repeat_interleave(turns, tokens)
 
 
 def _own(samples: Sequence[Sample]) -> Tensor | None:

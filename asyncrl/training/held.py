@@ -1,5 +1,4 @@
-"""Micro-batches that wait for their step to be closed. Invariant: each sample is in one minibatch,
-with all of its group.
+"""Micro-batches that wait for their step to be closed. Invariant: each token is in one minibatch.
 
 Usually the gradient of a micro-batch is computed as soon as it arrives. Where a step takes several
 updates, or a correction compares tokens of the whole step, that is not possible. Then it is held,
@@ -14,6 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from asyncrl.algorithms.minibatches.minibatch_rule import MinibatchRule
+from asyncrl.algorithms.ratios import log_ratio
+from asyncrl.algorithms.tokens import sum_by_rollout
 from asyncrl.messages import Sample, TokenCount
 from asyncrl.training.batch import Batch
 from asyncrl.training.packing import PackedBatch, part_of
@@ -26,7 +28,8 @@ class HeldBatch(NamedTuple):
     Of the policy that the step starts from, float32 [tokens]: the log-probabilities `start`, and
     the `entropy`; None where they are not needed. `prox`: log-probabilities of the proximal policy,
     None where that is the behaviour policy. `outcome` (int64 [tokens], -1: none yet) changes with
-    each update.
+    each update, as do `factors` of the advantages (float64 [samples], 1 at first), which all
+    samples of a rollout have in common.
     """
 
     samples: Sequence[Sample]
@@ -37,6 +40,12 @@ class HeldBatch(NamedTuple):
     entropy: Tensor | None
     prox: Tensor | None
     outcome: Tensor
+    factors: Tensor
+
+    @property
+    def weighed(self) -> Tensor:
+        """Each token's advantage in the next update, float32 [tokens]."""
+        return self.advantage * self.factors.float()[self.batch.sample_index]
 
     def proximal(self, packed: PackedBatch, current: Tensor) -> Tensor | None:
         """Log-probabilities of a packed batch's tokens under the proximal policy, on the device of
@@ -57,21 +66,64 @@ class HeldPart(NamedTuple):
     packed: PackedBatch
 
 
-def minibatches(every: Sequence[HeldBatch], count: int) -> list[list[HeldPart]]:
-    """Divide held batches into `count` (at least 1) parts of equally many groups, up to one, in the
-    order of the groups. Parts without a group are omitted."""
-    groups = list(dict.fromkeys(sample.group for held in every for sample in held.samples))
-    minibatch = {group: number * count // len(groups) for number, group in enumerate(groups)}
-    parts: list[list[HeldPart]] = [[] for _ in range(count)]
+def minibatches(
+    every: Sequence[HeldBatch], rule: MinibatchRule, count: int
+) -> list[list[HeldPart]]:
+    """Divide held batches into the minibatches of a rule, in their order; `count` is
+    `train.minibatches`. Raises ValueError for a rule that gives not one number of at least 0 to
+    each token."""
+    places = dict[int, int]()
     for held in every:
-        whose = torch.tensor([minibatch[sample.group] for sample in held.samples])
+        for sample in held.samples:
+            places.setdefault(sample.group, len(places))
+    sizes = [len(held.batch.turn) for held in every]
+    if not sum(sizes):
+        return []
+    groups = torch.cat(
+        [
+            torch.tensor([places[s.group] for s in held.samples])[held.batch.sample_index]
+            for held in every
+        ]
+    )
+    numbers = rule.numbers(groups, torch.cat([held.batch.turn for held in every]), count)
+    if numbers.shape != groups.shape or numbers.is_floating_point() or int(numbers.min()) < 0:
+        raise ValueError("it must return an integer of at least 0 for each token")
+    parts = dict[int, list[HeldPart]]()
+    for held, of_held in zip(every, torch.split(numbers, sizes), strict=True):
         for packed in held.batch.packed:
-            of_token = whose[held.batch.sample_index[packed.tokens]]
+            of_token = of_held[packed.tokens]
             for number in torch.unique(of_token).tolist():
                 wanted = of_token == number
                 part = packed if wanted.all() else part_of(packed, wanted)
-                parts[number].append(HeldPart(held, part))
-    return [part for part in parts if part]
+                parts.setdefault(number, []).append(HeldPart(held, part))
+    return [parts[number] for number in sorted(parts)]
+
+
+def carry(
+    rule: MinibatchRule,
+    parts: Sequence[HeldPart],
+    arrived: Sequence[Tensor],
+    scores: Sequence[Tensor],
+) -> None:
+    """Change the factors of the rollouts of a minibatch after its update. Of each part, which of
+    its tokens may enter the loss (`arrived`, bool [tokens]), and their log-probabilities under the
+    policy after it (`scores`, float32 [tokens])."""
+    found = dict[int, tuple[HeldBatch, Tensor, Tensor]]()
+    for (held, packed), here, now in zip(parts, arrived, scores, strict=True):
+        _, added, usable = found.setdefault(
+            id(held), (held, torch.zeros_like(held.start), torch.zeros_like(held.batch.mask))
+        )
+        change = log_ratio(now, held.start[packed.tokens])
+        added[packed.tokens], usable[packed.tokens] = change.value, change.finite & here
+    for held, added, usable in found.values():
+        known, rollout = torch.unique(
+            torch.tensor([sample.rollout for sample in held.samples]), return_inverse=True
+        )
+        before = held.factors.new_ones(len(known)).scatter(0, rollout, held.factors)
+        sums = sum_by_rollout(added, usable, rollout[held.batch.sample_index])
+        means = before.new_zeros(len(known))
+        means[: len(sums.mean)] = sums.mean
+        held.factors.copy_(rule.carried(before, means)[rollout])
 
 
 def token_counts(

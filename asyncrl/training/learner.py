@@ -22,8 +22,15 @@ from transformers import PreTrainedModel
 
 from asyncrl.algorithms.routing.balance import RoutedTokens
 from asyncrl.algorithms.tokens import Tokens
-from asyncrl.config.losses import clips_nothing, credited, group_weight_of, updates
+from asyncrl.config.losses import (
+    clips_nothing,
+    credited,
+    group_weight_of,
+    minibatch_rule_of,
+    one_update,
+)
 from asyncrl.config.schema import StalenessConfig, TrainConfig
+from asyncrl.config.strategies import blamed
 from asyncrl.messages import MeasureLoss, MicroBatch, ScoreProximal, TokenCount
 from asyncrl.staleness import proximal
 from asyncrl.staleness.corrections import Folded
@@ -33,7 +40,7 @@ from asyncrl.training.chunked_logits import Entropy, LogitFigures
 from asyncrl.training.expert_balance import ExpertBalance
 from asyncrl.training.forward import figures, shares
 from asyncrl.training.gradients import token_advantages
-from asyncrl.training.held import HeldBatch, HeldPart, minibatches, token_counts
+from asyncrl.training.held import HeldBatch, HeldPart, carry, minibatches, token_counts
 from asyncrl.training.kl_terms import KlAdded, KlTerms, Served
 from asyncrl.training.linear import accelerate
 from asyncrl.training.loss import ERROR, MEDIAN, STALE, TRAINED, TRUNCATED, Loss, ResponseTokens
@@ -117,12 +124,13 @@ class Learner:
         self._train, self._staleness, self._temperature = train, staleness, temperature
         self._loss = Loss(train, staleness, budget)
         self._advantage, self._group_weight = credited(train), group_weight_of(train)
+        self._minibatches = minibatch_rule_of(train)
         if clips_nothing(train, staleness):
             logger.warning(
                 "proximal is recompute: the ratio of the objective is 1, and clipping does nothing"
             )
         self._holds = (
-            updates(train) > 1 or self._loss.needs_whole_step
+            not one_update(train) or self._loss.needs_whole_step
         )  # micro-batches wait for the end of their step
         self._held = list[HeldBatch]()
         self._sums = Sums()  # of the next update
@@ -315,6 +323,8 @@ class Learner:
         # an update may give another rank these tokens
         start, prox, entropies = map(self.rank.added, (start, prox, entropies))
         tensors = tensors._replace(behaviour=known_behaviour(tensors.behaviour, start, tensors.own))
+        if self._minibatches.by_turn:  # a turn is in one sequence
+            tensors = tensors._replace(share=torch.ones_like(tensors.share))
         return HeldBatch(
             batch.samples,
             tensors,
@@ -324,6 +334,7 @@ class Learner:
             entropies if self._loss.needs_entropy else None,
             None if self._staleness.proximal == "behaviour" else prox,
             torch.full_like(tensors.sample_index, -1),
+            torch.ones(len(batch.samples), dtype=torch.float64),
         )
 
     def _update_with(self, parts: Sequence[HeldPart], number: int) -> Updated:
@@ -334,7 +345,7 @@ class Learner:
                 self.rank.keep_up(self.model)
                 continue
             held, packed = parts[index]
-            facts, outcome = self._facts(held.batch, packed, held.advantage, held.trainable)
+            facts, outcome = self._facts(held.batch, packed, held.weighed, held.trainable)
             if not facts.arrived.any():
                 self.rank.keep_up(self.model)
             else:
@@ -351,6 +362,20 @@ class Learner:
             held.settle(packed, outcome, TRAINED)
         return self._update(number)
 
+    def _made(self, parts: Sequence[HeldPart], number: int, count: int) -> Updated:
+        """Update with minibatch `number` of `count`, and carry what it changed to later ones."""
+        made = self._update_with(parts, number)
+        if self._minibatches.carries and number + 1 < count:
+            arrived = [
+                _arrived(held.batch, held.trainable)[packed.tokens] for held, packed in parts
+            ]
+            scores = scored_by_all(
+                self.rank, self.model, [packed for _, packed in parts], self._temperature
+            )
+            with blamed("minibatch rule", self._train.minibatch_by):
+                carry(self._minibatches, parts, arrived, scores)
+        return made
+
     def _known(self, parts: Sequence[HeldPart], *, first: bool) -> list[Folded]:
         """Corrections of a whole minibatch. It costs a forward pass where the weights have changed
         since the start of the step."""
@@ -365,7 +390,7 @@ class Learner:
             () if first else measured_by_all(self.rank, self.model, moved, self._measures, measures)
         )
         for (held, packed), any_ in zip(parts, arrived, strict=True):
-            facts, _ = self._facts(held.batch, packed, held.advantage, held.trainable)
+            facts, _ = self._facts(held.batch, packed, held.weighed, held.trainable)
             if first or not any_:
                 current = held.start[packed.tokens]
                 entropy = None if held.entropy is None else held.entropy[packed.tokens]
@@ -396,6 +421,7 @@ class Learner:
             sample_index,
             fresh & trained,
             batch.share.to(sample_index.device),
+            batch.turn[packed.tokens].to(sample_index.device),
             None if batch.leaves is None else batch.leaves[packed.tokens].to(sample_index.device),
             own=None if batch.own is None else batch.own[packed.tokens].to(sample_index.device),
         )
@@ -476,8 +502,10 @@ class Learner:
         self.rank.let_go(self.model)
         if self.proximal_logprobs:
             self.proximal_logprobs.close(self.version)
-        parts = minibatches(self._held, self._train.minibatches) * self._train.passes
-        made = [self._update_with(part, index) for index, part in enumerate(parts)] or [
+        with blamed("minibatch rule", self._train.minibatch_by):
+            parts = minibatches(self._held, self._minibatches, self._train.minibatches)
+        parts *= self._train.passes
+        made = [self._made(part, index, len(parts)) for index, part in enumerate(parts)] or [
             self._update(0)
         ]
         self.counts = [

@@ -40,7 +40,7 @@ class ResponseTokens(NamedTuple):
     of a rollout. `leaves` (float32) says how often each token counts; None: all once. `start`
     (float32) is a token's log-probability under the policy that the step starts from; None where
     that is the current one. `own` (bool) is False for foreign tokens, which divergence by lag does
-    not count; None: all are own.
+    not count; None: all are own. `turn` (int64) is the token's turn.
     """
 
     behaviour: Tensor
@@ -49,6 +49,7 @@ class ResponseTokens(NamedTuple):
     sample_index: Tensor
     arrived: Tensor
     share: Tensor
+    turn: Tensor
     leaves: Tensor | None = None
     start: Tensor | None = None
     own: Tensor | None = None
@@ -125,6 +126,8 @@ class Loss:
             sample_index=facts.sample_index,
             mask=facts.arrived & ratios.finite & added.finite,
             entropy=entropy,
+            turn=facts.turn,
+            own=facts.arrived.new_ones(facts.arrived.shape) if facts.own is None else facts.own,
         )
 
     def corrected(self, parts: Sequence[Tokens]) -> list[Folded]:

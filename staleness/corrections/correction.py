@@ -37,15 +37,15 @@ class Correction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     `kind` is its name in run.toml, and the reason that its rejected tokens are discarded for; of a
     user's own it is `module:name`, or `file.py:name`. `reads`: the fields of `Tokens` that it looks
-    at, beside `mask` and `sample_index`; all of them but `entropy` unless it says otherwise.
-    `weighs_by_ratio`: where weights apply, its weight is a ratio of policies; two of these in one
-    list would count the ratio twice. `rejects`: it may leave tokens out of the loss. `band`: its
-    fields `lo` and `hi` are numbers, the two ends of one band. `bounds_ratio`: it keeps no token,
-    or no rollout, of a ratio far above 1. `trust_region`: it rejects what an update would take too
-    far from the behaviour policy, whatever the ratio is, so that an objective without a bound may
-    stand on it. `whole_step`: it compares tokens of different rollouts, so it is given all those
-    that are updated with together. `by_design`: what it leaves out is no sign of a fault, and
-    raises no alarm.
+    at, beside `mask` and `sample_index`; all of them but `entropy`, `turn` and `own` unless it says
+    otherwise. `weighs_by_ratio`: where weights apply, its weight is a ratio of policies; two of
+    these in one list would count the ratio twice. `rejects`: it may leave tokens out of the loss.
+    `band`: its fields `lo` and `hi` are numbers, the two ends of one band. `bounds_ratio`: it keeps
+    no token, or no rollout, of a ratio far above 1. `trust_region`: it rejects what an update would
+    take too far from the behaviour policy, whatever the ratio is, so that an objective without a
+    bound may stand on it. `whole_step`: it compares tokens of different rollouts, so it is given
+    all those that are updated with together. `by_design`: what it leaves out is no sign of a fault,
+    and raises no alarm.
 
     >>> from asyncrl.staleness.corrections import IcePop
     >>> IcePop(hi=2.0).kind, IcePop.rejects, sorted(IcePop.reads)
@@ -57,6 +57,8 @@ class Correction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         "mask",
         "sample_index",
         "entropy",
+        "turn",
+        "own",
     }
     weighs_by_ratio: ClassVar[bool] = False
     rejects: ClassVar[bool] = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,10 @@ from asyncrl.experience import events as e
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.experience.experience import Experience, fold
 from asyncrl.messages import ForeignAnswer, NoVerdict, Scored, Span, Verdict
+from asyncrl.object_store import StoreError
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.tasks.shared_groups import SharedReader
+from asyncrl.tasks.shared_places import SharedFolder
 
 PROMPT = struct.pack("<i", 5)
 
@@ -177,8 +180,9 @@ async def test_a_group_that_one_run_shares_joins_the_group_of_another(tmp_path: 
     for store in (one, other):
         judge(store, 0, Scored(1.0))
     judge(one, 1, NoVerdict("timeout"))
-    giver = Sharing("a" * 16, "tokens", tmp_path)
-    taker = Sharing("b" * 16, "tokens", None, SharedReader(tmp_path, "b" * 16, "tokens", 9, 4, 8))
+    place = SharedFolder(tmp_path)
+    giver = Sharing("a" * 16, "tokens", place)
+    taker = Sharing("b" * 16, "tokens", None, SharedReader(place, "b" * 16, "tokens", 9, 4, 8))
     Imports(one, config_of(), None).decide()
     waits = Waits()
     async with trio.open_nursery() as nursery:
@@ -200,6 +204,56 @@ async def test_a_group_that_one_run_shares_joins_the_group_of_another(tmp_path: 
     joined = other.experience.groups[0].members[2:]
     assert [(bytes(m.ids), m.source, m.tokens) for m in joined] == [(PROMPT, "run", 1)]
     assert joined[0].behaviour == struct.pack("<f", -1.0)
+
+
+class Failing(SharedFolder):
+    """A store that hangs at a read until it is `over`, and takes no group."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.over, self.asked = threading.Event(), threading.Event()
+
+    def names(self, prompt: str) -> list[str]:
+        self.asked.set()
+        self.over.wait(60)
+        raise StoreError("the store says: no")
+
+    def write(self, prompt: str, name: str, data: bytes) -> None:
+        raise StoreError("the store says: no")
+
+
+async def test_a_store_that_hangs_or_fails_costs_shared_groups_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loop decides without it, it is told once, and the end waits for no request."""
+    store, place = begun(), Failing(tmp_path)
+    judge(store, 0, Scored(1.0))
+    reader = SharedReader(place, "b" * 16, "tokens", 9, 4, 8)
+    sharing = Sharing("b" * 16, "tokens", place, reader)
+    imports = Imports(store, config_of(source="runs"), sharing)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sharing.run, Waits())
+        sharing.look(store)
+        with trio.fail_after(10):
+            await trio.to_thread.run_sync(place.asked.wait)
+        judge(store, 1, Scored(0.0))
+        imports.decide()
+        assert store.experience.ready(), "the group waits for no answer of others"
+        sharing.look(store)
+        assert sharing.failed == 0
+        place.over.set()
+        with trio.fail_after(10):
+            while sharing.failed < 2:  # noqa: ASYNC110  # a read and a write
+                await trio.sleep(0.01)
+        place.over.clear()
+        place.asked.clear()
+        sharing._wanted[PROMPT] = None
+        sharing._due.set()
+        with trio.fail_after(10):
+            await trio.to_thread.run_sync(place.asked.wait)
+        nursery.cancel_scope.cancel()
+    place.over.set()
+    assert sharing.shared == 0 and caplog.text.count("groups cannot be shared") == 1
 
 
 ANSWER = ForeignAnswer("file", "line 1", 3, bytes(8), bytes(8))

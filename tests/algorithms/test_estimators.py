@@ -28,6 +28,7 @@ from asyncrl.algorithms.advantages.baseline import Prior, shrunk
 from asyncrl.algorithms.advantages.by_chance import ByChance
 from asyncrl.algorithms.advantages.group_mean import GroupMean
 from asyncrl.algorithms.loss_mean import mean_weights
+from asyncrl.algorithms.minibatches.seeupo import SeeUpo
 from asyncrl.algorithms.objectives import ClipBounds, token_loss
 from asyncrl.algorithms.selection.beginnings import Beginning
 from asyncrl.algorithms.selection.filters import ZeroVariance
@@ -39,7 +40,13 @@ from asyncrl.algorithms.selection.prompt_history import History
 from asyncrl.algorithms.selection.prune import PruneRule
 from asyncrl.algorithms.selection.replay import Candidate, MostVariance
 from asyncrl.algorithms.tokens import Tokens
-from asyncrl.config.loss_names import ADVANTAGES, CORRECTIONS, GROUP_WEIGHTS, OBJECTIVES
+from asyncrl.config.loss_names import (
+    ADVANTAGES,
+    CORRECTIONS,
+    GROUP_WEIGHTS,
+    MINIBATCH_RULES,
+    OBJECTIVES,
+)
 from asyncrl.config.selection_names import PRUNES, SIZINGS, grows
 from asyncrl.messages import DrawnMembers, PromptFacts, Sample
 from asyncrl.staleness.corrections import Correction, apply_corrections
@@ -82,6 +89,10 @@ class Policy(NamedTuple):
 
 POLICY = Policy(softmax([0.4, -0.3]), (softmax([0.2, -0.8, 0.5]), softmax([1.6, -0.4, -0.6])))
 OLDER = Policy(softmax([0.25, -0.1]), (softmax([0.3, -0.6, 0.35]), softmax([1.35, -0.2, -0.5])))
+TEACHER = Policy(softmax([0.1, 0.0]), (softmax([-1.0, 1.5, 0.5]), softmax([1.0, -2.0, 1.5])))
+"""Of an expected reward of 0.82, where POLICY has 0.40."""
+NEWER = Policy(POLICY.first, (softmax([0.0, -0.4, 0.5]), softmax([1.5, -0.7, 0.0])))
+"""After an update of the second choice alone."""
 REWARDS = (dict(zip(PATHS, (0.0, 1.0, 0.25, 0.75, 0.0, 1.0), strict=True)),)
 """Of the one prompt."""
 TWO = tuple(
@@ -344,6 +355,8 @@ def tokens_of(
         sample_index=torch.arange(len(group)).repeat_interleave(2),
         mask=torch.ones(count, dtype=torch.bool),
         entropy=torch.tensor([h for a, _ in group for h in POLICY.entropies(a)]),
+        turn=torch.zeros(count, dtype=torch.int64),
+        own=torch.full((count,), sampler is not TEACHER),
     )
     return tokens, current
 
@@ -362,7 +375,8 @@ def pulls(
 
 
 def of_token_choice(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) -> Gradient:
-    correction = CORRECTIONS.find(kind)(share=0.5)
+    found_by_name = CORRECTIONS.find(kind)
+    correction = found_by_name(**{"share": 0.5} if found_by_name.rejects else {})
 
     def parts(group: Sequence[tuple[int, int]]) -> list[Gradient]:
         given = Rloo().of_group([rewards[0][o] for o in group])
@@ -370,6 +384,42 @@ def of_token_choice(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]
         return [next(found) * score for o in group for score in POLICY.scores(*o)]
 
     return by_path(parts)
+
+
+def of_foreign(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) -> Gradient:
+    """Answers of a teacher that solves the prompt more often, whose probabilities are not known:
+    so the trainer scores them, and their ratio is 1."""
+    mean = sum(POLICY.chance(*o) * r for o, r in rewards[0].items())
+    given = [rewards[0][o] - mean for o in PATHS]
+    tokens, current = tokens_of(PATHS, given, TEACHER)
+    found = pulls(kind, [], tokens._replace(log_ratio=current - current.detach()), current)
+    total = np.zeros(8)
+    for n, o in enumerate(PATHS):
+        for pull, score in zip(found[2 * n : 2 * n + 2], POLICY.scores(*o), strict=True):
+            total += TEACHER.chance(*o) * pull * score
+    return total
+
+
+def of_spliced(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) -> Gradient:
+    """Rollouts of which a part was replaced, trained as if the policy had drawn them. `cleaner`:
+    the second option of the first choice is a failed call, and the first one its repair, after
+    which the policy goes on. `scope`: the first choice stays, and the best second one follows.
+    `half` of those that can be replaced are. Members are alike and independent, so the mean over
+    groups is that of one member, less the mean reward."""
+    name, _, way = kind.partition(", ")
+    replaced, drawn = 0.5 if way else 1.0, np.zeros((2, 3))
+    for a, b in PATHS:
+        if name == "scope":
+            after = np.eye(3)[max(range(3), key=lambda second, a=a: rewards[0][a, second])]  # type: ignore[misc]
+            first = a
+        else:
+            after, first = (POLICY.second[0], 0) if a else (np.eye(3)[b], 0)
+        drawn[a, b] += POLICY.chance(a, b) * (1 - replaced)
+        drawn[first] += POLICY.chance(a, b) * replaced * after
+    assert drawn.sum() == pytest.approx(1)
+    mean = sum(drawn[o] * rewards[0][o] for o in PATHS)
+    parts = [drawn[o] * (rewards[0][o] - mean) * whole(*o) for o in PATHS]
+    return np.asarray(np.sum(parts, axis=0))
 
 
 def of_older(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) -> Gradient:
@@ -384,6 +434,39 @@ def of_older(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) -> G
         for pull, score in zip(found[2 * n : 2 * n + 2], POLICY.scores(*o), strict=True):
             total += OLDER.chance(*o) * pull * score
     return total
+
+
+class Unclipped(SeeUpo):
+    bound = 1e9
+
+
+def of_minibatches(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) -> Gradient:
+    """The update of the second choice, a turn, and then that of the first; their gradients are
+    `true_turns`."""
+    name, _, way = kind.partition(", ")
+    rule = Unclipped() if way else MINIBATCH_RULES.find(name)()
+
+    def parts(group: Sequence[tuple[int, int]]) -> list[Gradient]:
+        changes = [NEWER.logs(*o)[1] - POLICY.logs(*o)[1] for o in group]
+        factors = rule.carried(torch.ones(MEMBERS).double(), torch.tensor(changes))
+        given = Rloo().of_group([rewards[0][o] for o in group])
+        return [
+            value * (factor * POLICY.scores(*o)[0] + POLICY.scores(*o)[1])
+            for factor, value, o in zip(factors.tolist(), given, group, strict=True)
+        ]
+
+    return by_path(parts)
+
+
+def true_turns() -> Gradient:
+    """The gradient of the first choice where the second is made by the newer policy, and that of
+    the second by the old one."""
+    return np.asarray(
+        sum(
+            r * (NEWER.chance(*o) * NEWER.scores(*o)[0] + POLICY.chance(*o) * POLICY.scores(*o)[1])
+            for o, r in REWARDS[0].items()
+        )
+    )
 
 
 ENDS = (1, 0)
@@ -498,8 +581,13 @@ KINDS: dict[str, Callable[[str, Sequence[Mapping[tuple[int, int], float]]], Grad
     "replay": of_replay,
     "tokens": of_token_choice,
     "older": of_older,
+    "foreign": of_foreign,
+    "spliced": of_spliced,
     "loss_mean": of_mean,
+    "minibatch_by": of_minibatches,
 }
+OWN_TRUTHS = {of_mean: true_uneven, of_minibatches: true_turns}
+"""The gradients of kinds whose toy is another one."""
 
 
 class Row(NamedTuple):
@@ -539,7 +627,7 @@ def test_an_estimator_is_what_the_page_states(row: Row) -> None:
     """An unbiased one has a cosine of 1 to six more digits than the page has."""
     estimate, (one, length, two) = KINDS[row.kind], row.stated
     if (one, length) != ("–", "–"):
-        g = true_uneven() if estimate is of_mean else true(REWARDS)
+        g = OWN_TRUTHS[estimate]() if estimate in OWN_TRUTHS else true(REWARDS)
         cosine, found = cosine_and_length(estimate(row.name, REWARDS), g)
         found /= float(np.linalg.norm(g))
         assert (f"{cosine:.4f}", f"{found:.2f}") == (one, length)

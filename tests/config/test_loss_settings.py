@@ -166,10 +166,21 @@ def bounds(kind: Any) -> st.SearchStrategy[Any]:
     ranges = {
         "lo": st.floats(0.01, 0.99),
         "hi": st.floats(0.01, 1.0) if kind is Dppo else st.floats(1.01, 1e6),
-        "gamma": st.floats(0.01, 1.0),
-        "share": st.floats(0.01, 1.0),
     }
-    return st.builds(kind, **{name: ranges[name] for name in kind.__struct_fields__})
+    properties = msgspec.json.schema(kind)["$defs"][kind.__name__]["properties"]
+    return st.builds(
+        kind,
+        **{
+            name: ranges[name] if name in ranges else within(properties[name])
+            for name in kind.__struct_fields__
+        },
+    )
+
+
+def within(node: dict[str, float]) -> st.SearchStrategy[float]:
+    """Any number that a schema allows, up to a million."""
+    least = node.get("minimum", node.get("exclusiveMinimum", 0.0) + 0.01)
+    return st.floats(least, node.get("maximum", node.get("exclusiveMaximum", 1e6) - 0.01))
 
 
 @given(
@@ -274,6 +285,31 @@ TWICE = "staleness.correction=icepop,icepop"
             ["train.minibatches=17"],
             ["train.minibatches", "train.batch_groups"],
             "lower minibatches to 16, or raise batch_groups",
+        ),
+        (
+            ["train.objective=luffy"],
+            ["train.objective", "foreign.source"],
+            "there are none: set source, or objective to clip",
+        ),
+        (
+            ["train.minibatch_by=seeupo"],
+            ["train.minibatch_by", "agent.run"],
+            "there is one turn: set agent.run, or minibatch_by to group",
+        ),
+        (
+            ["train.minibatch_by=seeupo", "agent.run=a:b", "agent.max_calls=1"],
+            ["train.minibatch_by", "agent.max_calls"],
+            "there is one turn: raise max_calls",
+        ),
+        (
+            ["train.minibatch_by=seeupo", "agent.run=a:b", "train.passes=2"],
+            ["train.minibatch_by", "train.passes"],
+            "makes one update of each turn: set passes to 1",
+        ),
+        (
+            ["train.minibatch_by=seeupo", "agent.run=a:b", "train.minibatches=17"],
+            ["train.minibatch_by", "train.minibatches"],
+            "set minibatches to 1, or minibatch_by to group",
         ),
         (
             ["train.advantage=mc_grpo"],
@@ -463,7 +499,12 @@ def test_what_is_left_out_by_design_raises_no_alarm() -> None:
 
 @pytest.mark.parametrize(
     ("sets", "updates"),
-    [([], None), (["train.minibatches=4", "train.passes=2"], "8"), (["train.passes=3"], "3")],
+    [
+        ([], None),
+        (["train.minibatches=4", "train.passes=2"], "8"),
+        (["train.passes=3"], "3"),
+        (["train.minibatch_by=seeupo", "agent.run=a:b"], "1 to 32"),
+    ],
 )
 def test_the_table_says_how_often_a_step_updates(sets: list[str], updates: str | None) -> None:
     rows = {row.name: row for row in derived(load(None, sets, {}), available=2)}

@@ -13,7 +13,7 @@ from asyncrl.algorithms.selection.curriculum import Curriculum, PromptOrder
 from asyncrl.algorithms.selection.mixed_order import MixedOrder, TaskPart
 from asyncrl.algorithms.selection.prompt_history import History
 from asyncrl.config import Config, load
-from asyncrl.config.losses import updates
+from asyncrl.config.losses import minibatch_rule_of, updates
 from asyncrl.config.selection_names import CURRICULA
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -72,6 +72,11 @@ def test_dars_b_updates_with_the_whole_batch_each_time(tmp_path: Path) -> None:
     train = loaded(tmp_path, block("research.md", "DARS-B")).train
     assert train.minibatches == 1 and updates(train) == train.passes > 1
     assert train.batch_groups > 16 * type(train)().batch_groups
+
+
+def test_seeupo_updates_turn_by_turn_at_the_ratio_of_a_turn(tmp_path: Path) -> None:
+    train = loaded(tmp_path, block("research.md", "SeeUPO")).train
+    assert minibatch_rule_of(train).by_turn and train.objective == "gspo"
 
 
 def test_brorl_draws_512_of_each_prompt(tmp_path: Path) -> None:

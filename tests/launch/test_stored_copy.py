@@ -22,7 +22,8 @@ from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
 from asyncrl.journal import Journal, read
 from asyncrl.launch.run_copy import keep_copy, refuse_unfit
-from asyncrl.launch.stored_copy import MANIFEST, Manifest, StoredCopy, StoreError, fetch, is_stored
+from asyncrl.launch.stored_copy import MANIFEST, Manifest, StoredCopy, fetch
+from asyncrl.object_store import StoreError, is_stored
 from asyncrl.runtime.run_dir import CODE, COPY_ID, JOURNAL, METRICS, RUN_TOML
 from asyncrl.training.checkpoint_index import (
     SCALARS,

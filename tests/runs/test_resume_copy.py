@@ -11,7 +11,8 @@ import warm_process
 from train_support import command, everything, resume, started, steps_done, train, wait_for
 
 from asyncrl.explain import summary
-from asyncrl.launch.stored_copy import StoredCopy, StoreError
+from asyncrl.launch.stored_copy import StoredCopy
+from asyncrl.object_store import StoreError
 from asyncrl.runtime.run_dir import SUMMARY
 from asyncrl.training.checkpoint_index import complete
 

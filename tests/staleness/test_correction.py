@@ -184,7 +184,7 @@ class TestEvery:
         """A field that it does not read may be anything."""
         tokens, one = world.tokens(), case.correction(**drawn(data, case))
         free = set(Tokens._fields) - one.reads - {"mask", "sample_index"}
-        other = tokens._replace(**{name: getattr(tokens, name) * 3 + 7 for name in free})
+        other = tokens._replace(**{name: getattr(tokens, name).float() * 3 + 7 for name in free})
         assert torch.equal(
             one.apply(tokens, tokens.mask).weight, one.apply(other, tokens.mask).weight
         )

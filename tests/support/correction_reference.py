@@ -48,6 +48,8 @@ class World(NamedTuple):
             sample_index=torch.tensor(self.sample_index, dtype=torch.int64),
             mask=torch.tensor(self.mask, dtype=torch.bool),
             entropy=-numbers[2],  # any number will do
+            turn=torch.tensor(self.lag, dtype=torch.int64) % 3,
+            own=torch.tensor([n % 2 == 0 for n in range(len(self.lag))], dtype=torch.bool),
         )
 
     def with_mask(self, mask: list[bool]) -> World:

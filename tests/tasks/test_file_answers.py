@@ -17,6 +17,7 @@ from asyncrl.launch.foreign_checks import check_foreign
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.file_answers import FileAnswers
 from asyncrl.tasks.shared_groups import SharedAnswer, SharedGroup, write_group
+from asyncrl.tasks.shared_places import SharedFolder
 from asyncrl.tasks.template import render
 from asyncrl.tasks.text import Tokenizer
 
@@ -167,14 +168,18 @@ def test_check_refuses_folders_that_runs_cannot_share(tmp_path: Path, tokenizer:
     assert check_foreign(config(), task) == []
     with pytest.raises(ConfigError, match=r"share.path is .*, which is no folder .* write to"):
         check_foreign(config(f"share.path={tmp_path / 'none'}"), task)
-    with pytest.raises(ConfigError, match="not in an object store"):
-        check_foreign(config("share.path=s3://bucket/groups"), task)
+    with pytest.raises(ConfigError, match=r"share.path is 'ftp://h/groups', and it begins with no"):
+        check_foreign(config("share.path=ftp://h/groups"), task)
+    with pytest.raises(ConfigError, match=r"'s3://bucket/groups', and credentials .* environment"):
+        check_foreign(config("share.path=s3://key:secret@bucket/groups"), task)
+    with pytest.raises(ConfigError, match="the run's own directory"):
+        check_foreign(config(f"run.dir={tmp_path}", f"share.path={shared.as_uri()}"), task)
     with pytest.raises(ConfigError, match="the run's own directory"):
         check_foreign(config(f"run.dir={tmp_path}"), task)
     answers = [SharedAnswer([52], [-1.0], "stop")]
     group = SharedGroup("b" * 16, 0, 0, tokenizer.digest, [50], answers)
-    write_group(shared, group)
+    write_group(SharedFolder(shared), group)
     assert check_foreign(config(), task) == []
-    write_group(tmp_path / "other", msgspec.structs.replace(group, tokenizer="other"))
+    write_group(SharedFolder(tmp_path / "other"), msgspec.structs.replace(group, tokenizer="other"))
     with pytest.raises(ConfigError, match=r"other.*this group is of another tokenizer"):
         check_foreign(config(f"foreign.path={tmp_path / 'other'}"), task)

@@ -90,6 +90,7 @@ class Rollout:
         self.spans = [Span(0, 0, len(self.response))]
         self.parts: list[float] = []
         self.baseline: float | None = None
+        self.turns: list[tuple[int, int]] = []
 
     @property
     def sample(self) -> Sample:
@@ -101,8 +102,12 @@ class Rollout:
             given,
             len(self.response),
             self.reward,
-            [Span(span.version, given + span.start, given + span.end) for span in self.spans],
+            [
+                Span(span.version, given + span.start, given + span.end, span.source)
+                for span in self.spans
+            ],
             self.baseline,
+            turns=self.turns,
         )
 
 

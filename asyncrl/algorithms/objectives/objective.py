@@ -53,7 +53,8 @@ class Objective(ABC):
     to proximal policy in it, of a token, of a rollout by its mean or product, or none. `bounded`:
     where a bound keeps that ratio from growing: for either sign of the advantage, for a positive
     one alone, or nowhere. `by_rollout`: it is a loss of whole rollouts, each of which counts alike
-    (`train.loss_mean = rollout`).
+    (`train.loss_mean = rollout`). `of_foreign`: it treats foreign tokens apart, so there must be a
+    source of them.
 
     >>> from asyncrl.algorithms.objectives import Clip
     >>> Clip.kind, Clip.ratio, Clip.bounded, Clip().describe(ClipBounds())
@@ -65,6 +66,7 @@ class Objective(ABC):
     ratio: ClassVar[Literal["none", "token", "rollout_mean", "rollout_product"]] = "token"
     bounded: ClassVar[Literal["both", "positive", "nowhere"]] = "nowhere"
     by_rollout: ClassVar[bool] = False
+    of_foreign: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

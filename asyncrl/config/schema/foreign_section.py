@@ -31,7 +31,8 @@ class ForeignConfig(Section, frozen=True):
         Meta(
             description=(
                 "answers to training prompts: a data set in any form that task.path reads, or rows "
-                "of ids with the tokenizer that they are of; of runs: the folder that they share"
+                "of ids with the tokenizer that they are of; of runs: the folder or the s3://, "
+                "gs:// or az:// that they share"
             )
         ),
     ] = ""

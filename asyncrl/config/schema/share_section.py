@@ -22,8 +22,8 @@ class ShareConfig(Section, frozen=True):
         PATH,
         Meta(
             description=(
-                "folder to which the run writes its judged groups, for other runs' foreign.source "
-                "= runs; empty: it shares none"
+                "folder, or s3://, gs:// or az://, to which the run writes its judged groups, for "
+                "other runs' foreign.source = runs; empty: it shares none"
             )
         ),
     ] = ""

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from asyncrl.config.engines import capabilities
-from asyncrl.config.loss_names import ADVANTAGES, CREDITS, GROUP_WEIGHTS, OBJECTIVES
+from asyncrl.config.loss_names import (
+    ADVANTAGES,
+    CREDITS,
+    GROUP_WEIGHTS,
+    MINIBATCH_RULES,
+    OBJECTIVES,
+)
 from asyncrl.config.schema.section import BASIC, Contradictions, Section
 from asyncrl.config.selection_names import KEEPS, REPLAYS
 
@@ -241,6 +247,16 @@ class TrainConfig(Section, frozen=True):
             ),
         ),
     ] = 1
+    minibatch_by: Annotated[
+        str,
+        MINIBATCH_RULES.named,
+        Meta(
+            description=(
+                "what they are parts of: the step's groups, or the turns of agents' episodes, the "
+                "last ones first (SeeUPO), in one pass"
+            )
+        ),
+    ] = "group"
     passes: Annotated[
         int, Meta(ge=1, description="times that a step trains each of its minibatches")
     ] = 1

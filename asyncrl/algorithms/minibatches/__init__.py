@@ -1,0 +1,2 @@
+"""Rules that divide the tokens of a step among its updates. No torch here: the configuration
+imports this."""

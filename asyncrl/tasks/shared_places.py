@@ -1,0 +1,164 @@
+"""Places where runs leave groups for each other: a folder that all have, or an object store. A
+group is an object `PROMPT/NAME`. Invariant: what others left is read as far as a bound, and never
+through a link or from a pipe; a place that fails raises OSError or StoreError, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+from urllib.request import url2pathname
+
+from asyncrl.files import read_regular, write_whole
+from asyncrl.messages.address import url_parts
+from asyncrl.object_store import MissingObject, is_stored, open_store, understood
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+BYTES = 2**22
+"""Bytes of an object, at most."""
+ENTRIES = 4096
+"""Objects of a prompt that are looked at, at most."""
+
+
+class SharedPlace(Protocol):
+    """A place with objects of prompts."""
+
+    def names(self, prompt: str) -> list[str]:
+        """The names of a prompt's objects, ENTRIES at most."""
+
+    def some(self) -> Iterator[tuple[str, str]]:
+        """The first objects of all: prompts and names."""
+
+    def read(self, prompt: str, name: str) -> bytes:
+        """An object of BYTES at most. Raises OSError for one that is gone, is larger, or cannot be
+        read, and StoreError for a store that fails."""
+
+    def write(self, prompt: str, name: str, data: bytes) -> None:
+        """Write an object, whole or not at all."""
+
+    def remove(self, prompt: str, name: str) -> None:
+        """Remove an object, which may be gone."""
+
+
+def shared_place(setting: str) -> SharedPlace:
+    """The place that a setting names. Raises StoreError.
+
+    >>> shared_place("/shared/groups")
+    SharedFolder('/shared/groups')
+    """
+    folder = folder_of(setting)
+    return (
+        SharedStore(open_store(setting, patient=False)) if folder is None else SharedFolder(folder)
+    )
+
+
+def folder_of(setting: str) -> Path | None:
+    """The folder that a setting names, by a path or as `file://`; None for a store.
+
+    >>> folder_of("file:///shared/groups"), folder_of("s3://bucket/groups")
+    (PosixPath('/shared/groups'), None)
+    """
+    if not is_stored(setting):
+        return Path(setting)
+    parts = url_parts(setting)
+    return Path(url2pathname(parts.path)) if parts.scheme == "file" else None
+
+
+class SharedFolder:
+    """A folder with a folder for each prompt."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __repr__(self) -> str:
+        return f"SharedFolder({str(self._path)!r})"
+
+    def names(self, prompt: str) -> list[str]:
+        return [
+            entry.name
+            for entry in _entries(self._path / prompt)
+            if entry.is_file(follow_symlinks=False)
+        ]
+
+    def some(self) -> Iterator[tuple[str, str]]:
+        for entry in _entries(self._path):
+            if entry.is_dir(follow_symlinks=False):
+                yield from ((entry.name, name) for name in self.names(entry.name))
+
+    def read(self, prompt: str, name: str) -> bytes:
+        return read_regular(self._path / prompt / name, BYTES)
+
+    def write(self, prompt: str, name: str, data: bytes) -> None:
+        (self._path / prompt).mkdir(parents=True, exist_ok=True)
+        write_whole(self._path / prompt / name, data, forced=False)
+
+    def remove(self, prompt: str, name: str) -> None:
+        (self._path / prompt / name).unlink(missing_ok=True)
+
+
+class SharedStore:
+    """An object store, whose every request has a deadline and is tried again for some seconds."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def names(self, prompt: str) -> list[str]:
+        return [name for its, name in self._listed(f"{prompt}/") if its == prompt]
+
+    def some(self) -> Iterator[tuple[str, str]]:
+        return self._listed("")
+
+    def read(self, prompt: str, name: str) -> bytes:
+        data = bytearray()
+        try:
+            with understood():
+                found = self._store.get(f"{prompt}/{name}")
+                large = found.meta["size"] > BYTES
+                for piece in () if large else found.stream(min_chunk_size=2**16):
+                    data += piece
+                    large = len(data) > BYTES  # whatever it says of itself
+                    if large:
+                        break
+        except MissingObject as error:
+            raise FileNotFoundError(str(error)) from None
+        if large:
+            raise OSError(f"{prompt}/{name} is larger than {BYTES:,} bytes")
+        return bytes(data)
+
+    def write(self, prompt: str, name: str, data: bytes) -> None:
+        with understood():
+            self._store.put(f"{prompt}/{name}", data)
+
+    def remove(self, prompt: str, name: str) -> None:
+        try:
+            with understood():
+                self._store.delete(f"{prompt}/{name}")
+        except MissingObject:
+            return
+
+    def _listed(self, prefix: str) -> Iterator[tuple[str, str]]:
+        """The first ENTRIES objects below a prefix."""
+        seen = 0
+        with understood():
+            for piece in self._store.list(prefix or None, chunk_size=ENTRIES):
+                for meta in piece[: ENTRIES - seen]:
+                    its, _, name = meta["path"].removeprefix("/").partition("/")
+                    yield its, name
+                if (seen := seen + len(piece)) >= ENTRIES:
+                    return
+
+
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """The first entries of a folder; none if it is not there."""
+    try:
+        with os.scandir(folder) as entries:
+            for number, entry in enumerate(entries):
+                if number >= ENTRIES:
+                    return
+                yield entry
+    except (FileNotFoundError, NotADirectoryError):
+        return
