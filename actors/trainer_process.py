@@ -135,7 +135,10 @@ async def _lead(context: ActorContext, learner: Learner, orders: RankOrders, wai
             await context.link() as link,
         ):
             threaded = RankedLearner(learner, orders, servers, context, Staging())
-            await trainer_actor(link, threaded, sender, waits, Reporter(waits))
+            reporter = Reporter(waits)
+            if learner.images is not None:
+                reporter.follow("image_bytes", learner.images.read_bytes)
+            await trainer_actor(link, threaded, sender, waits, reporter)
 
 
 def _sent(learner: Learner, sent: SentWeights) -> Iterator[tuple[str, Tensor]]:

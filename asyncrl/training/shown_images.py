@@ -7,7 +7,7 @@ images, and keeps apart prompts that differ in an image alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,12 +28,19 @@ def freeze_tower(model: PreTrainedModel) -> None:
         freeze(model, f"{model.base_model_prefix}.visual")
 
 
+Grid = tuple[int, int, int]
+"""The frames (1), rows and columns of an image's patches."""
+
+
 class ShownImages(NamedTuple):
     """The images of a packed batch. `positions`: of each of its places for the model, int64 [3,
-    places]. `images`: of its micro-batch, each by its first row, in the order of rows."""
+    places]. `images`: of its micro-batch, the hash and grid of each by its first row, in the order
+    of rows. `read` gives an image's patches by its hash, when a pass wants them: micro-batches that
+    are held until the end of a step keep none."""
 
     positions: Tensor
-    images: Mapping[int, ImagePatches]
+    images: Mapping[int, tuple[str, Grid]]
+    read: Callable[[str], ImagePatches]
 
     def inputs(self, model: PreTrainedModel, ids: Tensor) -> Tensor:
         """The inputs of the model's first layer for the places' `ids`, [places, size]; with the
@@ -43,7 +50,7 @@ class ShownImages(NamedTuple):
         used, of = np.unique(np.searchsorted(first, rows, "right") - 1, return_inverse=True)
         if not len(used):
             return with_vectors(model, ids.to(model.device), torch.zeros(0, device=model.device))
-        shown = [self.images[int(start)] for start in first[used]]
+        shown = [self.read(self.images[int(start)][0]) for start in first[used]]
         vectors = image_vectors(model, shown)
         merged = model.config.vision_config.spatial_merge_size**2
         sizes = np.array([len(one.patches) // merged for one in shown])
@@ -65,12 +72,16 @@ class ShownImages(NamedTuple):
 class TrainedImages:
     """The images of a run for a trainer, whose `model` gives their positions."""
 
+    def read_bytes(self) -> int:
+        """Bytes of images that this process has read."""
+        return self._images.read_bytes()
+
     def __init__(self, images: ModelImages, model: PreTrainedModel) -> None:
         self._images, self._model = images, model
 
     def marked(
         self, samples: Sequence[Sample], ids: NDArray[np.int32], images: Mapping[int, Sequence[str]]
-    ) -> tuple[NDArray[np.int32], dict[int, ImagePatches]]:
+    ) -> tuple[NDArray[np.int32], dict[int, tuple[str, Grid]]]:
         """The ids of a micro-batch, in which parts of images are told apart, and its images by
         their first rows. `images` are those of each group's prompt. Raises ValueError where they
         are not those of its placeholders, or cannot be read."""
@@ -82,20 +93,36 @@ class TrainedImages:
                     ids[start:end], sample.prompt_tokens, names, rows
                 )
             start = end
-        return marked, {first: self._images.of(name) for name, first in rows.first.items()}
+        grids = {name: self._images.of(name).grid for name in rows.first}
+        return marked, {first: (name, grids[name]) for name, first in rows.first.items()}
 
     def shown(
-        self, marked: Tensor, paths: Iterable[NDArray[np.int64]], images: Mapping[int, ImagePatches]
+        self,
+        marked: Tensor,
+        paths: Iterable[NDArray[np.int64]],
+        images: Mapping[int, tuple[str, Grid]],
     ) -> ShownImages:
         """The images of a packed batch of marked ids, int64 [places], with the paths of its
         sequences."""
-        positions = torch.zeros((3, len(marked)), dtype=torch.long)
-        for path in map(torch.from_numpy, paths):
-            ids = marked[path]
-            starts = (-1 - ids[ids < 0]).tolist()
-            grids = [images[row].grid for row in starts if row in images]
-            if grids:
-                positions[:, path] = rope_positions(self._model, ids, grids)
-            else:
-                positions[:, path] = torch.arange(len(ids))
-        return ShownImages(positions, images)
+        return shown_images(self._model, marked, paths, images, self._images.of)
+
+
+def shown_images(
+    model: PreTrainedModel,
+    marked: Tensor,
+    paths: Iterable[NDArray[np.int64]],
+    images: Mapping[int, tuple[str, Grid]],
+    read: Callable[[str], ImagePatches],
+) -> ShownImages:
+    """The images of a packed batch of marked ids, int64 [places], with the paths of its
+    sequences: `images` and `read` are those of `ShownImages`."""
+    positions = torch.zeros((3, len(marked)), dtype=torch.long)
+    for path in map(torch.from_numpy, paths):
+        ids = marked[path]
+        starts = (-1 - ids[ids < 0]).tolist()
+        grids = [images[row][1] for row in starts if row in images]
+        if grids:
+            positions[:, path] = rope_positions(model, ids, grids)
+        else:
+            positions[:, path] = torch.arange(len(ids))
+    return ShownImages(positions, images, read)

@@ -19,7 +19,7 @@ from asyncrl.engines.embedded.engine_images import EngineImages
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.messages import MicroBatch, PromptFacts, Sample, Span
 from asyncrl.tasks.images.image_source import ImageSource
-from asyncrl.tasks.images.kept_images import KeptImages
+from asyncrl.tasks.images.kept_images import ImagesFull, KeptImages
 from asyncrl.tasks.images.pixels import written_png
 from asyncrl.tasks.images.vision_model import ImageRows, ModelImages, VisionModel
 from asyncrl.tasks.prompt import ChatPrompt
@@ -216,6 +216,35 @@ def test_gradients_are_those_of_the_model_s_own_pass(
         if parameter.grad is not None:
             scale = float(parameter.grad.abs().max()) + 1e-3
             assert float((got[name] - parameter.grad).abs().max()) / scale < 1e-3, name
+
+
+def test_an_image_is_read_once_however_many_rollouts_show_it(world: World) -> None:
+    """And an actor keeps as many patches as it has room for."""
+    store = KeptImages(world.path.parent / "images")
+    images = ModelImages(store, VisionModel(world.path))
+    engine, name = EngineImages(images), world.names[0]
+    for rollout in range(64):
+        engine.marked(Request(rollout, 1, rollout, world.ids([name]), 0, 9, 1.0, images=(name,)))
+    assert images.read_bytes() == len(world.store.png(name))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("asyncrl.tasks.images.vision_model.PATCH_BYTES", 1)
+        for other in world.names:
+            images.of(other)
+        assert list(images._kept) == [world.names[-1]]
+    rows = ImageRows(2)
+    assert [rows.of(one, 3)[0] for one in "abcab"] == [0, 3, 6, 9, 12] and len(rows.first) == 2
+
+
+def test_the_run_s_images_are_bounded(tmp_path: Path) -> None:
+    small, large = (written_png(np.full((n, n, 3), n, np.uint8)) for n in (2, 200))
+    kept = KeptImages(tmp_path / "images", most=len(small) + len(large) - 1)
+    first = kept.keep(small)
+    with pytest.raises(ImagesFull, match=r"no room .* raise run\.images_gb"):
+        kept.keep(large)
+    assert kept.keep(small) == first and kept.kept_bytes == len(small)  # it is there
+    again = KeptImages(tmp_path / "images", most=len(small) + len(large))
+    again.keep(large)
+    assert again.kept_bytes == len(small) + len(large)
 
 
 def test_what_is_not_the_image_s_is_refused_by_name(world: World, made: Made) -> None:

@@ -14,6 +14,9 @@ from asyncrl.engines.protocol import Request
 from asyncrl.tasks.images.sight import image_vectors, rope_positions, with_vectors
 from asyncrl.tasks.images.vision_model import ImageRows, ModelImages
 
+NAMED = 2**16
+"""Images that an engine tells apart by the names that it saw before."""
+
 
 class SeenText(NamedTuple):
     """A text with images for the first layer of a model: `inputs` [tokens, size], `positions`
@@ -28,7 +31,7 @@ class EngineImages:
     """The images of a run, for all lanes of an engine."""
 
     def __init__(self, images: ModelImages) -> None:
-        self._images, self._rows = images, ImageRows()
+        self._images, self._rows = images, ImageRows(NAMED)
 
     def marked(self, request: Request) -> Request:
         """The request with ids that tell the parts of its images apart. Raises ValueError where

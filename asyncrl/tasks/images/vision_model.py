@@ -144,6 +144,10 @@ class ModelImages:
         self._kept = OrderedDict[str, ImagePatches]()
         self._bytes = 0
 
+    def read_bytes(self) -> int:
+        """Bytes of images that this process has read."""
+        return self.store.read_bytes
+
     def of(self, name: str) -> ImagePatches:
         """An image's patches. Raises ValueError where its file is not what its name says."""
         if name in self._kept:
@@ -192,14 +196,16 @@ def run_images(folder: Path, model: Path) -> ModelImages | None:
 
 
 class ImageRows:
-    """Rows of the parts of images, counted through all images that were asked for.
+    """Rows of the parts of images, counted through all images that were asked for. Of more than
+    `most` images (None: any) the first ones are forgotten, and get other rows the next time.
 
     >>> rows = ImageRows()
     >>> rows.of("a", 2).tolist(), rows.of("b", 1).tolist(), rows.of("a", 2).tolist()
     ([0, 1], [2], [0, 1])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
         self.first = dict[str, int]()
         """The first row of each image, in the order of rows."""
         self.end = 0
@@ -213,6 +219,8 @@ class ImageRows:
                 self.end = 0
             self.first[name] = self.end
             self.end += tokens
+            if self._most is not None and len(self.first) > self._most:
+                del self.first[next(iter(self.first))]
         return np.arange(self.first[name], self.first[name] + tokens, dtype=np.int32)
 
 
