@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from asyncrl.tasks.images.vision_model import ImagePatches
 from asyncrl.training.packing import PackedBatch
-from asyncrl.training.shown_images import Grid, shown_images
+from asyncrl.training.shown_images import Grid, black_image, shown_images
 
 ENDS = 2
 """Tokens of a prompt that are text: one before its image, one behind it."""
@@ -27,14 +26,9 @@ class ImaginedImages:
 
     def __init__(self, model: PreTrainedModel, ids: NDArray[np.int32], prompt: int) -> None:
         self._model = model
-        config = model.config.vision_config
-        merged = config.spatial_merge_size
         rows = isqrt(max(0, prompt - ENDS))
         columns = (prompt - ENDS) // rows if rows else 0
-        self._grid: Grid = (1, merged * rows, merged * columns)
-        numbers = config.in_channels * config.temporal_patch_size * config.patch_size**2
-        patches = np.zeros((merged**2 * rows * columns, numbers), np.float32)
-        self._patches = ImagePatches(patches, self._grid)
+        self._patches = black_image(model, rows, columns)
         self.marked = ids.copy()
         """The ids, in which parts of images are told apart."""
         self._images = dict[int, tuple[str, Grid]]()
@@ -42,7 +36,7 @@ class ImaginedImages:
         for row, own in enumerate(ids[:, :prompt]) if rows else ():
             first = known.setdefault(own.tobytes(), row) * rows * columns
             self.marked[row, 1 : 1 + rows * columns] = -1 - first - np.arange(rows * columns)
-            self._images[first] = ("", self._grid)
+            self._images[first] = ("", self._patches.grid)
 
     def shown(self, packed: PackedBatch) -> PackedBatch:
         """A packed batch of the marked ids, with its images."""

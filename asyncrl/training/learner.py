@@ -105,7 +105,7 @@ class Learner:
             staleness.proximal
         )
         self.proximal_logprobs = (
-            None if most is None else ProximalLogprobs(model, temperature, most, rank)
+            None if most is None else ProximalLogprobs(model, temperature, most, rank, images)
         )
         self.kl_terms = kl_terms or KlTerms()
         self._supervised = supervised

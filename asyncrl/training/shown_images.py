@@ -7,25 +7,27 @@ images, and keeps apart prompts that differ in an image alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from asyncrl.messages import Sample
-from asyncrl.tasks.images.sight import image_vectors, rope_positions, with_vectors
+from asyncrl.tasks.images.sight import Seen, rope_positions, seen_images, showing
 from asyncrl.tasks.images.vision_model import ImagePatches, ImageRows, ModelImages
-from asyncrl.training.adapters import freeze
+from asyncrl.training.adapters import freeze, has_tower, tower_of
 
 
 def freeze_tower(model: PreTrainedModel) -> None:
     """Keep the weights of a model's tower for images, with what leads from it to the text."""
-    if hasattr(model.base_model, "visual"):
-        freeze(model, f"{model.base_model_prefix}.visual")
+    if has_tower(model):
+        freeze(model, tower_of(model))
 
 
 Grid = tuple[int, int, int]
@@ -42,21 +44,19 @@ class ShownImages(NamedTuple):
     images: Mapping[int, tuple[str, Grid]]
     read: Callable[[str], ImagePatches]
 
-    def inputs(self, model: PreTrainedModel, ids: Tensor) -> Tensor:
-        """The inputs of the model's first layer for the places' `ids`, [places, size]; with the
-        gradient of the tower for images, if it learns. Each image is seen once."""
+    def seen(self, model: PreTrainedModel, ids: Tensor) -> Seen:
+        """What the model sees at the places that are parts of images, for the places' `ids` of
+        which some are; with the gradient of the tower, if it learns. Each image is seen once."""
         rows = (-1 - ids[ids < 0]).numpy()
         first = np.array(list(self.images))
         used, of = np.unique(np.searchsorted(first, rows, "right") - 1, return_inverse=True)
-        if not len(used):
-            return with_vectors(model, ids.to(model.device), torch.zeros(0, device=model.device))
         shown = [self.read(self.images[int(start)][0]) for start in first[used]]
-        vectors = image_vectors(model, shown)
+        seen = seen_images(model, shown)
         merged = model.config.vision_config.spatial_merge_size**2
         sizes = np.array([len(one.patches) // merged for one in shown])
         local = (np.cumsum(sizes) - sizes)[of] + rows - first[used][of]
         wanted = torch.from_numpy(local).to(model.device)
-        return with_vectors(model, ids.to(model.device), vectors[wanted])
+        return seen.at(wanted)
 
     def moved(
         self, places: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]], count: int
@@ -67,6 +67,37 @@ class ShownImages(NamedTuple):
         for there, here in places:
             positions[:, there] = self.positions[:, here]
         return self._replace(positions=positions)
+
+
+@contextmanager
+def seeing(model: PreTrainedModel, ids: Tensor, shown: ShownImages | None) -> Iterator[None]:
+    """Have a model see the images of a packed batch in its pass in the block, in place of negative
+    ids (int64 [places]). The tower runs inside of that pass, where ranks gather its weights. A rank
+    whose batch shows none sees a small image, which counts nothing: others wait for its tower."""
+    divided = isinstance(model, FSDPModule) and has_tower(model)
+    if shown is None and not divided:
+        yield
+        return
+    found = shown if shown is not None and bool((ids < 0).any()) else None
+
+    def sees() -> tuple[Seen | None, Tensor | None]:
+        if found is not None:
+            return found.seen(model, ids), None
+        if not divided:
+            return None, None
+        return None, 0.0 * seen_images(model, [black_image(model)]).total()
+
+    with showing(model, ids, sees):
+        yield
+
+
+def black_image(model: PreTrainedModel, rows: int = 1, columns: int = 1) -> ImagePatches:
+    """A black image of so many rows and columns of tokens."""
+    vision = model.config.vision_config
+    merged = vision.spatial_merge_size
+    numbers = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+    patches = np.zeros((merged**2 * rows * columns, numbers), np.float32)
+    return ImagePatches(patches, (1, merged * rows, merged * columns))
 
 
 class TrainedImages:
