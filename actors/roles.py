@@ -314,7 +314,7 @@ async def rollout(context: ActorContext) -> None:
         if config.model.lora.rank:
             base = AdaptedBase(context.initial, context.dtype, config.model.lora)
         sent = context.sent.of(base.model if base else model)
-        plan = Plan.of(sent, config.publication.bucket_bytes)
+        plan = Plan.of(sent, config.publication.bucket_bytes, context.stays(model))
     reporter = Reporter(waits, report_s(config))
     engine_context = EngineContext(
         config,
