@@ -112,7 +112,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
         return -(-self.total_bytes // self.bucket_bytes)
 
     def stays(self) -> list[bool]:
-        """For each bucket, whether no tensor in it ever changes."""
+        """True for each bucket in which no tensor ever changes."""
         stays, offsets = [bool(self.still)] * self.bucket_count, self.offsets
         for spec, start, end in zip(self.specs, offsets, offsets[1:], strict=False):
             if not spec.name.startswith(self.still):

@@ -133,8 +133,8 @@ def shown_texts(
     device: str = "cpu",
     ranks: int = 1,
 ) -> list[PackedBatch]:
-    """As `texts`, where the prompts of some groups have images, whose hashes are `named`; `images`
-    are those of the run. Raises ValueError where they cannot be read."""
+    """Sequences packed by `texts`, where the prompts of some groups have images, whose hashes are
+    `named`; `images` are those of the run. Raises ValueError where they cannot be read."""
     if not named:
         return texts(samples, ids, shared=shared, device=device, ranks=ranks)
     if images is None:

@@ -45,8 +45,8 @@ class ShownImages(NamedTuple):
     read: Callable[[str], ImagePatches]
 
     def seen(self, model: PreTrainedModel, ids: Tensor) -> Seen:
-        """What the model sees at the places that are parts of images, for the places' `ids` of
-        which some are; with the gradient of the tower, if it learns. Each image is seen once."""
+        """Parts of images as the tower sees them, for the places' `ids` of which some stand for
+        such; with the gradient of the tower, if it learns. Each image is seen once."""
         rows = (-1 - ids[ids < 0]).numpy()
         first = np.array(list(self.images))
         used, of = np.unique(np.searchsorted(first, rows, "right") - 1, return_inverse=True)

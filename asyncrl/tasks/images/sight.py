@@ -19,8 +19,8 @@ from asyncrl.tasks.images.vision_model import ImagePatches
 
 
 class Seen(NamedTuple):
-    """What a tower makes of the parts of images: `vectors`, [parts, size], are the inputs of the
-    first layer at their places; `deep`, each [parts, size], are added there to the outputs of the
+    """Parts of images as a tower sees them: `vectors`, [parts, size], are the inputs of the first
+    layer at their places; `deep`, each [parts, size], are added there to the outputs of the
     first layers (DeepStack, arXiv 2406.04334), in families that have them.
 
     >>> Seen(torch.ones(3, 2), (torch.ones(3, 2),)).at(torch.tensor([0, 2])).vectors.shape
@@ -40,7 +40,7 @@ class Seen(NamedTuple):
 
 
 def seen_images(model: Any, images: Sequence[ImagePatches]) -> Seen:
-    """What the tower makes of these images, one after the other; with gradient where it learns."""
+    """Parts of these images, one image after the other; with gradient where the tower learns."""
     device = model.device
     patches = torch.from_numpy(np.concatenate([one.patches for one in images])).to(device)
     grids = torch.tensor([one.grid for one in images], device=device)
