@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from asyncrl.config import Config
 from asyncrl.config.cluster import joined
+from asyncrl.config.engines import capabilities
 from asyncrl.config.errors import BAD_INPUT, ConfigError
 from asyncrl.config.published import engine_dtype
 from asyncrl.messages import Hello, Role
@@ -72,6 +73,16 @@ class ActorContext:
 
         publication, model = self.config.publication, self.config.model
         return SentWeights(_dtype(publication.sent_dtype(model)), publication.dtype == "fp8")
+
+    def stays(self, model: PreTrainedModel) -> str:
+        """The beginning of the names of published weights that never change: those of a tower for
+        images that does not learn; empty if there are none, or servers receive them."""
+        from asyncrl.training.adapters import has_tower, tower_of
+
+        learns = self.config.model.train_vision or self.config.model.lora.rank
+        if learns or capabilities(self.config.engine.kind).direct_transport == "into_servers":
+            return ""
+        return f"{tower_of(model)}." if has_tower(model) else ""
 
     @property
     def engine_dtype(self) -> torch.dtype:

@@ -179,8 +179,8 @@ def gathered(learner: Learner, order: Gather) -> Iterator[tuple[str, Tensor]]:
     model, rank = learner.model, learner.rank
     if order.average:
         assert learner.average is not None, "evaluation.weights needs train.ema"
-    weights = learner.average.weights() if order.average and learner.average else learning(model)
-    own = dict(weights)
+    weights = learner.average.weights() if order.average and learner.average else {}
+    own = dict(model.named_parameters()) | dict(weights)  # a frozen part is sent, too
     rank.let_go(model)
     for name, parameter in islice(published_names(model), order.first, order.end):
         found = rank.as_computed(own[parameter]) if parameter else torch.empty(0, dtype=torch.uint8)

@@ -44,6 +44,8 @@ class Reporter:
         self._command: Command | None = None
         self._command_since = self._clock.now()
         self._saving_since: float | None = None
+        self._totals: dict[str, Callable[[], float]] = {}
+        self._told: dict[str, float] = {}
         self.starts: Callable[[], StartCounts | None] = lambda: None
         """Counts the starts of agents' programs; None where there are none."""
 
@@ -64,11 +66,19 @@ class Reporter:
         """Add to a counter. Its name is a metric's label, so take few different ones."""
         self._counts[name] += increase  # type: ignore[assignment]
 
+    def follow(self, name: str, total: Callable[[], float]) -> None:
+        """Count what another part of the process counts: `total`, which only grows."""
+        self._totals[name], self._told[name] = total, 0.0
+
     def take(self) -> Report:
         """The report of everything since the last call."""
         now, clock_now = trio.current_time(), self._clock.now()
         total = self._waits.idle()
         idle = {cause: seconds - self._sent.get(cause, 0.0) for cause, seconds in total.items()}
+        for name, counted in self._totals.items():
+            if (much := counted()) > self._told[name]:
+                self.count(name, much - self._told[name])
+                self._told[name] = much
         counts, self._counts = self._counts, Counter()
         seconds, self._since, self._sent = now - self._since, now, total
         busy = (

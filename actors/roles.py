@@ -87,8 +87,8 @@ async def coordinator(context: ActorContext) -> None:
     from asyncrl.training.checkpoint_index import complete
 
     config, path = context.config, context.run / JOURNAL
-    prompts, foreign, sharing = _prompts(context)
     metrics = Metrics()
+    prompts, foreign, sharing = _prompts(context, metrics)
     metrics.describe(
         task=named(config.task),
         engine=without_folder(config.engine.kind),
@@ -130,10 +130,10 @@ async def coordinator(context: ActorContext) -> None:
 
 
 def _prompts(
-    context: ActorContext,
+    context: ActorContext, metrics: Metrics
 ) -> tuple[PromptSource, ForeignAnswers | None, Sharing | None]:
     """The prompts of a run, in the order of its curriculum, the foreign answers to them, and what
-    is shared with other runs."""
+    is shared with other runs. `metrics` get what their images take."""
     from asyncrl.actors.coordinator.prompts import PromptSource
     from asyncrl.tasks import open_task
     from asyncrl.tasks.file_answers import FileAnswers
@@ -145,7 +145,8 @@ def _prompts(
     config = context.config
     task = open_task(config.task, config.run.seed)
     tokenizer = Tokenizer(context.initial, chat=config.task.chat)
-    images = KeptImages(context.run / IMAGES)
+    images = KeptImages(context.run / IMAGES, int(config.run.images_gb * 1e9))
+    metrics.keeping_images(lambda: images.kept_bytes)
 
     def shown(prompt: ChatPrompt) -> tuple[list[int], list[str]]:
         ids, found = tokenizer.encode_shown(prompt)
@@ -316,7 +317,8 @@ async def rollout(context: ActorContext) -> None:
         if config.model.lora.rank:
             base = AdaptedBase(context.initial, context.dtype, config.model.lora)
         sent = context.sent.of(base.model if base else model)
-        plan = Plan.of(sent, config.publication.bucket_bytes)
+        plan = Plan.of(sent, config.publication.bucket_bytes, context.stays(model))
+    reporter = Reporter(waits, report_s(config))
     engine_context = EngineContext(
         config,
         context.run,
@@ -326,6 +328,7 @@ async def rollout(context: ActorContext) -> None:
         tokenizer,
         waits,
         context.takes_over,
+        reporter.follow,
     )
     async with engine_kind(config.engine.kind).open(engine_context) as engine:
         side = EngineSide(config, plan, engine, base.merged if base else None)
@@ -335,7 +338,6 @@ async def rollout(context: ActorContext) -> None:
             open_notice() as notice,
         ):
             reception = RECEPTIONS[config.publication.path](engine, receiver, link.send)
-            reporter = Reporter(waits, report_s(config))
             await rollout_actor(link, engine, reception, reporter, told_to_end=notice.wait)
     if notice.is_set():
         raise SystemExit(GONE)

@@ -122,7 +122,8 @@ async def _lead(context: ActorContext, learner: Learner, orders: RankOrders, wai
     """Rank 0's life: a sender of weights, and the coordinator's link."""
     config, sent = context.config, context.sent
     with refused_as_input():
-        plan = Plan.of(_sent(learner, sent), config.publication.bucket_bytes)
+        still = context.stays(learner.model)
+        plan = Plan.of(_sent(learner, sent), config.publication.bucket_bytes, still)
     async with ScoringServers.open(config, waits) as servers:
         with refused_as_input():
             own, patience_s = Tokenizer(context.initial), config.supervision.start_s / 2
@@ -136,7 +137,10 @@ async def _lead(context: ActorContext, learner: Learner, orders: RankOrders, wai
             await context.link() as link,
         ):
             threaded = RankedLearner(learner, orders, servers, context, Staging())
-            await trainer_actor(link, threaded, sender, waits, Reporter(waits))
+            reporter = Reporter(waits)
+            if learner.images is not None:
+                reporter.follow("image_bytes", learner.images.read_bytes)
+            await trainer_actor(link, threaded, sender, waits, reporter)
 
 
 def _sent(learner: Learner, sent: SentWeights) -> Iterator[tuple[str, Tensor]]:

@@ -7,8 +7,8 @@
 
 A delta is relative to the group's last transfer, of weights or of their average. Every process of a
 group has received that, as the first failure ends the group; so the base of a delta need not be
-named, and the first transfer of a group has all bytes. Both sides compute the checksum of all bytes
-each time.
+named, and the first transfer of a group has all bytes. Later ones have none of buckets that never
+change (`Plan.still`). Both sides compute the checksum of all bytes each time.
 
 Groups are gloo on the CPU and NCCL on CUDA devices (the latter unproven: written for, never run).
 """
@@ -62,7 +62,7 @@ class EpochGroup:
         self.plan = plan
         self._device = device
         self._full_every = full_every if device.type == "cpu" else 1
-        self._transfers = 0
+        self._stays, self._transfers = plan.stays(), 0
         self._before: Tensor | None = None  # [total_bytes], of the transfer before
         self._group: Collective | None = None
         self._buffers: list[Tensor] = []
@@ -115,13 +115,17 @@ class EpochGroup:
     def _parts(self, buckets: Iterator[Tensor]) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
         """Each bucket, and what is broadcast of it."""
         if self._full_every == 1:
-            for bucket in buckets:
-                yield bucket, (bucket,)
+            for number, bucket in enumerate(buckets):
+                yield bucket, () if self._is_there(number) else (bucket,)
             return
         full = self._transfers % self._full_every == 0
         if self._before is None:
             self._before = torch.empty(self.plan.total_bytes, dtype=torch.uint8)
-        for bucket, old in zip(buckets, self.plan.buckets(self._before), strict=True):
+        pairs = zip(buckets, self.plan.buckets(self._before), strict=True)
+        for number, (bucket, old) in enumerate(pairs):
+            if self._is_there(number):
+                yield bucket, ()
+                continue
             cut = whole(bucket) if full else delta(old, bucket)
             cut.apply(old, old)
             yield bucket, cut
@@ -142,6 +146,7 @@ class EpochGroup:
                 arrival.delta.apply(arrival.before, arrival.bucket)
             checksums.append(checksum(arrival.bucket))
         self._before = flat
+        self._transfers += 1
         return Received(checksums, self.plan.unpack(flat))
 
     def _coming(self, job: Job, flat: Tensor) -> Iterator[_Arrival]:
@@ -153,6 +158,9 @@ class EpochGroup:
         buckets = zip(self.plan.buckets(flat), self.plan.buckets(before), strict=True)
         for i, (bucket, old) in enumerate(buckets, 1):
             doing = f"receiving bucket {i} of {count}"
+            if self._is_there(i - 1):
+                yield _Arrival(doing, None, bucket, whole(old), old)
+                continue
             if self._full_every == 1:
                 work = self._broadcast(job, bucket, doing)
                 yield _Arrival(doing, work, bucket, None, old)
@@ -173,24 +181,33 @@ class EpochGroup:
             ]
         checksums: list[int] = []
         posted: deque[tuple[Work, Tensor, str]] = deque()
+        coming = [number for number in range(count) if not self._is_there(number)]
 
         def post(number: int) -> None:
-            bucket, doing = self._buffers[number % 2], f"receiving bucket {number + 1} of {count}"
+            at = coming.index(number) % 2
+            bucket, doing = self._buffers[at], f"receiving bucket {number + 1} of {count}"
             bucket = bucket[: self._size(number)]
             posted.append((self._broadcast(job, bucket, doing), bucket, doing))
 
-        for number in range(min(2, count)):  # as in `receive`, two are under way
+        for number in coming[:2]:  # as in `receive`, two are under way
             post(number)
+        after = iter(coming[2:])
         for number in range(count):
-            work, bucket, doing = posted.popleft()
-            self._wait(job, work, doing)
-            weights.write(job, number, bucket)
-            if number + 2 < count:
-                post(number + 2)
-            back = self._buffers[2][: bucket.numel()]
+            if not self._is_there(number):
+                work, bucket, doing = posted.popleft()
+                self._wait(job, work, doing)
+                weights.write(job, number, bucket)
+                if (following := next(after, None)) is not None:
+                    post(following)
+            back = self._buffers[2][: self._size(number)]
             weights.read(number, back)
             checksums.append(checksum(back))
+        self._transfers += 1
         return checksums
+
+    def _is_there(self, number: int) -> bool:
+        """True if every process of the group has this bucket, as it will always be."""
+        return self._transfers > 0 and self._stays[number]
 
     def _size(self, number: int) -> int:
         """Bytes of a bucket, counted from 0; the last may have fewer."""

@@ -57,16 +57,21 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True):
-    """The tensors of a model in order, and the bytes of a bucket (a multiple of `ALIGN`). Build it
-    with `Plan.of`."""
+    """The tensors of a model in order, and the bytes of a bucket (a multiple of `ALIGN`). Tensors
+    whose names begin with `still` never change; empty: all may. Build it with `Plan.of`."""
 
     specs: tuple[Spec, ...]
     bucket_bytes: int
+    still: str = ""
 
     @staticmethod
-    def of(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], bucket_bytes: int) -> Plan:
+    def of(
+        tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
+        bucket_bytes: int,
+        still: str = "",
+    ) -> Plan:
         """The plan for these tensors (meta tensors will do) in buckets of at most `bucket_bytes`
-        (at least `ALIGN`).
+        (at least `ALIGN`), of which those whose names begin with `still` never change.
 
         Tied weights are the caller's business: a tensor under two names is laid out twice. Raises
         ValueError for a name given twice, a dtype not in `DTYPES`, or buckets too small.
@@ -84,7 +89,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
                     f"{', '.join(DTYPES)} can"
                 )
             specs[name] = Spec(name, known[tensor.dtype], tuple(tensor.shape))
-        return Plan(tuple(specs.values()), bucket_bytes - bucket_bytes % ALIGN)
+        return Plan(tuple(specs.values()), bucket_bytes - bucket_bytes % ALIGN, still)
 
     @property
     def offsets(self) -> list[int]:
@@ -105,6 +110,15 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     @property
     def bucket_count(self) -> int:
         return -(-self.total_bytes // self.bucket_bytes)
+
+    def stays(self) -> list[bool]:
+        """True for each bucket in which no tensor ever changes."""
+        stays, offsets = [bool(self.still)] * self.bucket_count, self.offsets
+        for spec, start, end in zip(self.specs, offsets, offsets[1:], strict=False):
+            if not spec.name.startswith(self.still):
+                first, last = start // self.bucket_bytes, -(-end // self.bucket_bytes)
+                stays[first:last] = [False] * (last - first)
+        return stays
 
     @property
     def digest(self) -> str:
@@ -189,6 +203,11 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
             return (
                 f"buckets have {self.bucket_bytes} bytes in {mine}, but {other.bucket_bytes} "
                 f"in {theirs}"
+            )
+        if self.still != other.still:
+            return (
+                f"tensors named {self.still or 'nothing'!r} never change in {mine}, but "
+                f"{other.still or 'nothing'!r} in {theirs}"
             )
         return ""
 

@@ -23,6 +23,7 @@ from asyncrl.escape import escaped
 from asyncrl.experience.events import Admitted, Dropped
 from asyncrl.messages import Split
 from asyncrl.os_errors import machine_lacks
+from asyncrl.tasks.images.kept_images import ImagesFull
 
 logger = logging.getLogger(__name__)
 
@@ -148,8 +149,9 @@ class Admission:
 
     def _read(self, split: Split, prompt_index: int) -> tuple[ReadPrompt, str]:
         """A prompt, and the name of what keeps it from being answered: without ids
-        `prompt_unreadable`, where the task, the template or the tokenizer fails at it. Raises
-        OSError, and what a machine that lacks something raises: they are not the prompt's."""
+        `prompt_unreadable`, where the task, the template or the tokenizer fails at it, and
+        `images_full`, where its images find no room. Raises OSError, and what a machine that lacks
+        something raises: they are not the prompt's."""
         try:
             prompt = self._prompts.read(split, prompt_index)
         except OSError:
@@ -157,13 +159,14 @@ class Admission:
         except Exception as error:  # a task's code may raise anything
             if machine_lacks(error):
                 raise
-            self.unreadable = escaped(f"{type(error).__name__}: {error}", SAID)
+            full = isinstance(error, ImagesFull)
+            self.unreadable = escaped(f"{type(error).__name__}: " * (not full) + str(error), SAID)
             if self._log_unreadable:
                 logger.warning(
                     "%s prompt %d cannot be read: %s", split, prompt_index, self.unreadable
                 )
                 self._log_unreadable -= 1
-            return ReadPrompt(b""), "prompt_unreadable"
+            return ReadPrompt(b""), "images_full" if full else "prompt_unreadable"
         return prompt, self._misfit(prompt.ids)
 
     def _misfit(self, prompt: bytes) -> str:

@@ -114,6 +114,8 @@ def _unfit(parts: Components) -> str:
             "left no room for an answer of rollout.max_new_tokens in engine.context_tokens = "
             f"{parts.config.engine.context_tokens}: enlarge it"
         )
+    if parts.admission.misfit == "images_full":
+        return f"had images without room: {parts.admission.unreadable}, and resume"
     if parts.admission.misfit == "prompt_unreadable":
         return (
             f"could not be read, the last one for this reason: {parts.admission.unreadable}; look "

@@ -59,7 +59,9 @@ class ProximalScoring:
             ]
             samples = [piece.sample for piece in pieces]
             ids = joined_ids(piece.sequence for piece in pieces)
-            self._trainer.queue(ScoreProximal(step, samples, live, oldest), ids)
+            groups = {rollout.group: experience.groups[rollout.group] for rollout in batch}
+            images = {number: group.images for number, group in groups.items() if group.images}
+            self._trainer.queue(ScoreProximal(step, samples, live, oldest, images), ids)
             self._scored |= {rollout.id: _scorable(rollout, step) for rollout in batch}
 
     def _oldest_to_come(self, served: int | None) -> int:

@@ -49,6 +49,8 @@ class Embedded(EngineKind):
             records_routing=config.train.router_replay,
         )
         images = run_images(run / IMAGES, context.initial)
+        if images is not None:
+            context.follow("image_bytes", images.read_bytes)
         engine = EmbeddedEngine(
             context.model,
             options,

@@ -2,8 +2,8 @@
 DIRECTORY ROWS.jsonl` writes one that has seen a few of the rows' own answers. Invariant: it is
 built in code, and written as an ordinary Hugging Face model directory.
 
-A Qwen2.5-VL of random weights over single bytes, as the bundled model is. An image of 56 × 56 is
-four tokens.
+A Qwen2.5-VL (in tests also a Qwen3-VL) of random weights over single bytes, as the bundled model
+is. An image of 56 × 56 is four tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from asyncrl.bundled import bundled_model
 from asyncrl.bundled.bundled_model import END_ID, PADDING_ID
@@ -34,12 +34,27 @@ CHAT_TEMPLATE = """
 {%- endfor %}"""
 
 
-def new_vision_model(seed: int) -> PreTrainedModel:
+Family = Literal["qwen2_5_vl", "qwen3_vl"]
+"""A family of models that read images."""
+PATCH: dict[Family, int] = {"qwen2_5_vl": 14, "qwen3_vl": 16}
+"""Pixels of the side of a patch."""
+
+
+def new_vision_model(seed: int, family: Family = "qwen2_5_vl") -> PreTrainedModel:
     """Random weights, a function of the seed: 0.3 million parameters."""
     import torch
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+    from transformers import (
+        Qwen2_5_VLConfig,
+        Qwen2_5_VLForConditionalGeneration,
+        Qwen3VLConfig,
+        Qwen3VLForConditionalGeneration,
+    )
 
-    config = Qwen2_5_VLConfig(
+    third = family == "qwen3_vl"
+    own: dict[str, object] = {"window_size": 112, "fullatt_block_indexes": [1]}
+    if third:
+        own = {"num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
+    config: Any = (Qwen3VLConfig if third else Qwen2_5_VLConfig)(
         text_config={
             "vocab_size": VOCABULARY,
             "initializer_range": 0.06,
@@ -48,9 +63,11 @@ def new_vision_model(seed: int) -> PreTrainedModel:
             "num_hidden_layers": 2,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
+            "head_dim": 16,
             "max_position_embeddings": 2048,
             "rope_parameters": {
                 "rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 3, 3],
+                **({"mrope_interleaved": True} if third else {}),
             },
             "eos_token_id": END_ID,
             "pad_token_id": PADDING_ID,
@@ -63,10 +80,9 @@ def new_vision_model(seed: int) -> PreTrainedModel:
             "intermediate_size": 128,
             "num_heads": 4,
             "out_hidden_size": 64,
-            "patch_size": 14,
+            "patch_size": PATCH[family],
             "spatial_merge_size": 2,
-            "window_size": 112,
-            "fullatt_block_indexes": [1],
+            **own,
         },
         image_token_id=IMAGE_ID,
         video_token_id=VOCABULARY - 1,
@@ -77,7 +93,8 @@ def new_vision_model(seed: int) -> PreTrainedModel:
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = Qwen2_5_VLForConditionalGeneration(config)
+        made: Any = Qwen3VLForConditionalGeneration if third else Qwen2_5_VLForConditionalGeneration
+        model: PreTrainedModel = made(config)
         return model
 
 
@@ -140,19 +157,21 @@ def teach(directory: Path, rows: Path, accuracy: float, seed: int = 0, steps: in
     return reached
 
 
-def write_vision_model(directory: Path, seed: int = 0) -> None:
+def write_vision_model(directory: Path, seed: int = 0, family: Family = "qwen2_5_vl") -> None:
     """Write the model with its tokenizer, chat template and image processor."""
     from tokenizers import AddedToken
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    new_vision_model(seed).save_pretrained(directory)
+    new_vision_model(seed, family).save_pretrained(directory)
     bundled_model.write_tokenizer(directory)
     fast = bundled_model.tokenizer()
     fast.add_special_tokens([AddedToken(text, special=True) for text in SEEN])
     fast.save(str(directory / "tokenizer.json"))
     (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    side = 2 * PATCH[family]
     Qwen2VLImageProcessorPil(
-        size={"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
+        patch_size=PATCH[family],
+        size={"shortest_edge": side**2, "longest_edge": (4 * side) ** 2},
     ).save_pretrained(directory)
 
 

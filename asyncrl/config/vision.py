@@ -4,7 +4,6 @@ seen that the data has images."""
 from __future__ import annotations
 
 from asyncrl.config.cluster import joined
-from asyncrl.config.ranks import ranks_of
 from asyncrl.config.schema import Config
 
 
@@ -20,22 +19,18 @@ def unseen(config: Config) -> str:
         (engine.compile, "by uncompiled engines alone: set engine.compile to false"),
         (config.agent.run, "in prompts and not by agents: take agent.run out"),
         (config.sft.run, "in rollouts and not in supervised runs: take sft.run out"),
-        (ranks_of(train) > 1, "by a trainer of one rank: set train.ranks to 1"),
-        (train.device != "cpu", "on processors alone: set train.device to cpu"),
         (joined(config), "on one machine alone: take the other machines of cluster out"),
         ("://" in config.run.copy, "without a copy in a store: set run.copy to a folder"),
-        (model.lora.rank, "without adapters: set model.lora.rank to 0"),
         (model.rounding != "none", "without rounding: set model.rounding to none"),
         (model.dtype != "float32", "in float32 alone: set model.dtype to float32"),
-        (train.ema, "without an average of the weights: set train.ema to 0"),
         (train.replay_groups, "without replay: set train.replay_groups to 0"),
         (
-            config.reference.coefficient or config.teacher.coefficient,
-            "without other policies: set reference.coefficient and teacher.coefficient to 0",
+            config.reference.server or config.teacher.server,
+            "by policies in the trainer: set reference.path or teacher.path, and no server",
         ),
         (
-            config.staleness.proximal in ("boundary", "snapshot"),
-            "without scores under earlier weights: set staleness.proximal to behaviour",
+            model.train_vision and model.lora.rank,
+            "by a tower that adapters leave as it is: set model.train_vision to false",
         ),
     )
     return next((f"images are read {why}" for holds, why in reasons if holds), "")

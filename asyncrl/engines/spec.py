@@ -7,7 +7,7 @@ or a user's own by `module:name` (docs/extending.md).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,8 @@ class EngineContext:
     `run` is the run's directory, `initial` the directory of the model that the run began with,
     `index` the rollout actor's number (from 0). One that `takes_over` may take over the server of
     an earlier actor. `model` has the shape of the policy, but arbitrary weights: the first `load`
-    sets them. `waits` counts idle seconds (`waits.idle_for`).
+    sets them. `waits` counts idle seconds (`waits.idle_for`). `follow` has the actor report a total
+    that only grows, by its name.
     """
 
     config: Config
@@ -42,6 +43,7 @@ class EngineContext:
     tokenizer: Tokenizer
     waits: Waits
     takes_over: bool = False
+    follow: Callable[[str, Callable[[], float]], None] = lambda *_: None
 
 
 class EngineKind(ABC):

@@ -247,6 +247,9 @@ class Metrics:
         self._journal_bytes = self._gauge(
             "asyncrl_journal_bytes", "What the journal takes on disk."
         )
+        self._images_bytes = self._gauge(
+            "asyncrl_images_bytes", "What the images of prompts take on disk."
+        )
         self._journal_pending = self._gauge(
             "asyncrl_journal_pending_bytes", "Events that wait for the disk."
         )
@@ -341,6 +344,10 @@ class Metrics:
         """Set the bytes that the journal takes on disk, and those that wait for it."""
         self._journal_bytes.set(disk_bytes)
         self._journal_pending.set(pending_bytes)
+
+    def keeping_images(self, kept_bytes: Callable[[], float]) -> None:
+        """Export the bytes that the images of prompts take on disk, as they are at a scrape."""
+        self._images_bytes.set_function(kept_bytes)
 
     def pumped(self, slowest_s: float) -> None:
         """Set the longest pass of the coordinator's loop since the last call."""

@@ -27,12 +27,15 @@ from asyncrl.config.setting import Tier
 from asyncrl.escape import escaped
 from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.catalog import catalog, verdict
-from asyncrl.tasks.prompt import text_of
+from asyncrl.tasks.prompt import ChatPrompt, text_of
+from asyncrl.tasks.text import Tokenizer
 
 MAIN_JOB = Path(bundled.__file__).with_name("run.toml")
 """The bundled job, which `make run` runs in a clone."""
 LOOKED_AT = 256
 """Number of prompts on which lengths are measured."""
+DECODED = 16
+"""Number of prompts whose images are decoded, to measure lengths."""
 SPARE = 1.25
 """Factor for longer ones."""
 KEYS = tuple(key for key, field in FIELDS.items() if field.tier is Tier.BASIC)
@@ -99,6 +102,9 @@ def first_run(what: str, file: str, sets: Sequence[str] = ()) -> str:
         if ours:
             config = _with_held_out(config, task.size("train"))
         longest = _lengths(task, whole=config.verifier in WHOLE)
+        if shown := _shown(task):
+            path = load(None, [*of_task, *sets], {}).model.path
+            longest = max(longest[0], _seen(shown, path, what)), longest[1]
     except TaskError as error:
         by_set = "; here, by --set task.prompt_key=KEY" * ("task.prompt_key" in str(error))
         raise ConfigError(f"{error}{by_set}.") from None
@@ -185,6 +191,26 @@ def _lengths(task: Task, *, whole: bool) -> tuple[int, int]:
     of_ids = [len(prompt) for prompt in asked if isinstance(prompt, list)]
     usual = 0 if whole and known else RolloutConfig().max_new_tokens
     return max([most(prompts), *of_ids]), max(usual, most(known) if known else 0)
+
+
+def _shown(task: Task) -> list[ChatPrompt]:
+    """Prompts with images."""
+    asked = (task.prompt("train", item) for item in range(min(LOOKED_AT, task.size("train"))))
+    return [one for one in asked if isinstance(one, ChatPrompt) and one.images]
+
+
+def _seen(shown: Sequence[ChatPrompt], path: str, what: str) -> int:
+    """Tokens of the model at `path` that prompts with images take, with room to spare, by a few of
+    them. Raises ConfigError without a model, and TaskError for one that reads none."""
+    if not path:
+        raise ConfigError(
+            f"prompts of {escaped(what, 200)} have images, which the bundled model does not read: "
+            "give a model of Qwen2.5-VL's or Qwen3-VL's family, as --set model.path=DIRECTORY "
+            "(docs/vision.md makes a small one)."
+        )
+    tokenizer = Tokenizer(path, chat=True)
+    longest = max(len(tokenizer.encode_shown(prompt)[0]) for prompt in shown[:DECODED])
+    return 8 * math.ceil((longest + 1) * SPARE / 8)
 
 
 def _parameters(name: str) -> str:

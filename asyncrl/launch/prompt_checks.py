@@ -28,6 +28,7 @@ from asyncrl.messages import NoVerdict, Split
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.foreign_process import CallEnded, CallFailed
+from asyncrl.tasks.images.vision_model import VisionModel
 from asyncrl.tasks.judge_request import JudgeRequest
 from asyncrl.tasks.mixed import in_turn, tasks_of
 from asyncrl.tasks.prompt import ChatPrompt, Prompt, text_of
@@ -229,7 +230,20 @@ def _ids_of(config: Config, tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
         return tokenizer.encode(prompt)
     if why := unseen(config):
         raise ConfigError(f"prompts have images, and {why}.")
+    for name, other in (("reference", config.reference), ("teacher", config.teacher)):
+        if other.coefficient and other.path and not _reads_alike(config.model.path, other.path):
+            raise ConfigError(
+                f"prompts have images, and {name}.path is no model that reads them as that of "
+                "model.path does: choose one of the same family."
+            )
     return tokenizer.encode_shown(prompt)[0]
+
+
+def _reads_alike(path: str, other: str) -> bool:
+    try:
+        return VisionModel(Path(other)).reads_as(VisionModel(Path(path)))
+    except TaskError:
+        return False
 
 
 def _unsayable(answer: str, tokenizer: Tokenizer, most: int) -> str:

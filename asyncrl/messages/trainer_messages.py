@@ -126,13 +126,15 @@ class ScoreProximal(Message, frozen=True):
     were sampled under the current version, and late ones under earlier versions, and keep the
     scores until they are trained. `live` are all rollouts whose scores may still be needed; the
     others' are dropped. `oldest` is the oldest version from which more tokens may come: its weights
-    and later ones are held. None: that of the step. Buffer 0: `int32` ids, for each sample its
-    prompt and then what there is of its response."""
+    and later ones are held. None: that of the step. `images` are the hashes of those of each
+    group's prompt. Buffer 0: `int32` ids, for each sample its prompt and then what there is of its
+    response."""
 
     step: int
     samples: list[Sample]
     live: list[int]
     oldest: int | None = None
+    images: dict[int, tuple[str, ...]] = {}
 
 
 class ScoredProximal(Message, frozen=True):

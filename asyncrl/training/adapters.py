@@ -41,6 +41,16 @@ _BASE = "asyncrl_base"
 """Attribute of a model that has adapters: the digest of its base, once it was computed."""
 
 
+def has_tower(model: PreTrainedModel) -> bool:
+    """True if a model has a tower for images."""
+    return hasattr(model.base_model, "visual")
+
+
+def tower_of(model: PreTrainedModel) -> str:
+    """The name of a model's tower for images, if it has one."""
+    return f"{model.base_model_prefix}.visual"
+
+
 def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> None:
     """Add an adapter to each layer and tensor of experts that the settings name, and freeze all
     else. Raises ModelError where a target is neither."""
@@ -76,10 +86,13 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> None:
 
 def adapted_layers(model: PreTrainedModel, lora: LoraConfig) -> tuple[list[str], list[str]]:
     """Last parts of the names of the layers, and of the tensors of all experts, that have an
-    adapter. Raises ModelError."""
-    output = model.get_output_embeddings()
-    names, linear = list[str](), list[str]()
+    adapter; none of a tower for images has. Raises ModelError."""
+    output, tower = model.get_output_embeddings(), f"{tower_of(model)}."
+    names, every, linear = list[str](), list[str](), list[str]()
     for name, module in model.named_modules():
+        every.append(name)
+        if has_tower(model) and name.startswith(tower):
+            continue
         names.append(name)
         if isinstance(module, nn.Linear | Conv1D) and module is not output:
             linear.append(name)
@@ -97,7 +110,7 @@ def adapted_layers(model: PreTrainedModel, lora: LoraConfig) -> tuple[list[str],
     def layers(target: str) -> list[str]:
         """Names for peft of the layers with this ending: it alone, if no other has it."""
         found = [name for name in linear if is_of(target, name)]
-        alone = len(found) == sum(is_of(target, name) for name in names)
+        alone = len(found) == sum(is_of(target, name) for name in every)
         return [target] if found and alone else found
 
     if not lora.named_targets:

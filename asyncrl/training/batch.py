@@ -136,12 +136,27 @@ def _shown(
 ) -> list[PackedBatch]:
     """The packed sequences of a micro-batch, with the images of its prompts."""
     named = {group: facts.images for group, facts in batch.prompts.items() if facts.images}
+    return shown_texts(batch.samples, ids, named, images, shared=shared, device=device, ranks=ranks)
+
+
+def shown_texts(
+    samples: Sequence[Sample],
+    ids: NDArray[np.int32],
+    named: Mapping[int, Sequence[str]],
+    images: TrainedImages | None,
+    *,
+    shared: bool,
+    device: str = "cpu",
+    ranks: int = 1,
+) -> list[PackedBatch]:
+    """Sequences packed by `texts`, where the prompts of some groups have images, whose hashes are
+    `named`; `images` are those of the run. Raises ValueError where they cannot be read."""
     if not named:
-        return texts(batch.samples, ids, shared=shared, device=device, ranks=ranks)
+        return texts(samples, ids, shared=shared, device=device, ranks=ranks)
     if images is None:
         raise ValueError("prompts have images, and this trainer was opened without those of a run")
-    marked, every = images.marked(batch.samples, ids, named)
-    packed = texts(batch.samples, marked, shared=shared, device=device, ranks=ranks)
+    marked, every = images.marked(samples, ids, named)
+    packed = texts(samples, marked, shared=shared, device=device, ranks=ranks)
     return [one._replace(shown=images.shown(one.ids, one.tree.paths(), every)) for one in packed]
 
 

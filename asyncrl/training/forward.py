@@ -28,6 +28,7 @@ from asyncrl.training.chunked_logits import Entropy, Head, LogitFigures, exact
 from asyncrl.training.logit_changes import Change
 from asyncrl.training.packing import PackedBatch, missing_to_size
 from asyncrl.training.recomputation import recomputed
+from asyncrl.training.shown_images import seeing
 from asyncrl.training.trees.block_attention import BlockAttention, ComparedAttention
 from asyncrl.training.trees.table_attention import TableAttention
 
@@ -276,12 +277,10 @@ def _packed(
         "input_ids": packed.ids.to(device)[None],
         "position_ids": packed.positions.to(device)[None],
     }
-    if packed.shown is not None:
-        given = {
-            "inputs_embeds": packed.shown.inputs(model, packed.ids)[None],
-            "position_ids": packed.shown.positions.to(device)[:, None],
-        }
-    with _attention(model):
+    if packed.shown is not None:  # parts of images have negative ids, and are seen
+        given["input_ids"] = given["input_ids"].clamp(min=0)
+        given["position_ids"] = packed.shown.positions.to(device)[:, None]
+    with _attention(model), seeing(model, packed.ids, packed.shown):
         return _at(
             model,
             packed.logit_positions.to(device),

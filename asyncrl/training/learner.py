@@ -112,7 +112,7 @@ class Learner:
             staleness.proximal
         )
         self.proximal_logprobs = (
-            None if most is None else ProximalLogprobs(model, temperature, most, rank)
+            None if most is None else ProximalLogprobs(model, temperature, most, rank, images)
         )
         self.kl_terms = kl_terms or KlTerms()
         self._supervised = supervised
@@ -120,7 +120,7 @@ class Learner:
             WeightAverage(model, self.master_weights, train.ema, rank) if train.ema else None
         )
         self.rank = rank
-        self._images = images
+        self.images = images
         self._train, self._staleness, self._temperature = train, staleness, temperature
         self._loss = Loss(train, staleness, budget)
         self._advantage, self._group_weight = credited(train), group_weight_of(train)
@@ -234,7 +234,7 @@ class Learner:
             shared=shares(self.model),
             device=self.model.device.type,
             ranks=self.rank.size,
-            images=self._images,
+            images=self.images,
         )
 
     def _scores(self, batch: MicroBatch, tensors: Batch, trainable: Tensor) -> Tensor | None:

@@ -28,8 +28,10 @@ from transformers import PreTrainedModel
 
 from asyncrl.config import Config
 from asyncrl.config.ranks import ranks_of, sharing
+from asyncrl.tasks.images.vision_model import FAMILIES
 from asyncrl.training.adapters import adapted, add_adapters, learning
 from asyncrl.training.forward import log_probabilities, make_logits_in_chunks, may_share
+from asyncrl.training.imagined_images import ImaginedImages
 from asyncrl.training.logit_changes import logit_changes
 from asyncrl.training.master_weights import MasterWeights
 from asyncrl.training.memory_parts import MemoryParts, longest_samples
@@ -41,6 +43,7 @@ from asyncrl.training.ranks.pieces import pieces
 from asyncrl.training.recomputation import recompute
 from asyncrl.training.rounding import round_in_training
 from asyncrl.training.shapes_of_experts import ShapesOfExperts
+from asyncrl.training.shown_images import freeze_tower
 
 LOGITS, ACTIVATIONS = "logits", "activations"
 
@@ -103,6 +106,8 @@ def predict(config: Config) -> MemoryParts:
         model = empty_model(config.model.path, dtype)
     if config.model.lora.rank:
         add_adapters(model, config.model.lora)
+    elif not config.model.train_vision:
+        freeze_tower(model)
     if config.model.output_dtype == "float32":
         float32_output(model)
     if config.model.rounding == "fp8":
@@ -112,7 +117,7 @@ def predict(config: Config) -> MemoryParts:
     with ShapesOfExperts():  # type: ignore[no-untyped-call]
         if (changes := logit_changes(model)) is not None:
             make_logits_in_chunks(model, changes)
-        batches = worst_batches(config, _vocabulary(model), shared=may_share(model))
+        batches = worst_batches(config, _vocabulary(model), shared=may_share(model), model=model)
         most = peak_of(model, batches, config)
     policies = _policies(config, model)
     if ranks == 1:
@@ -136,9 +141,12 @@ def of_rank(model: PreTrainedModel, most: MemoryParts, policies: int, parts: int
     )
 
 
-def worst_batches(config: Config, vocabulary: int, *, shared: bool) -> list[PackedBatch]:
+def worst_batches(
+    config: Config, vocabulary: int, *, shared: bool, model: PreTrainedModel | None = None
+) -> list[PackedBatch]:
     """The largest packed batches of a micro-batch of the longest samples: with unrelated prompts,
-    and with one prompt."""
+    and with one prompt. If the `model` reads images, the prompts are images."""
+    sees = model is not None and model.config.model_type in FAMILIES
     samples, longest = longest_samples(config)
     response = longest - 1 if config.agent.run else min(config.rollout.max_new_tokens, longest - 1)
     ids = np.random.default_rng(0).integers(0, vocabulary, (samples, longest)).astype(np.int32)
@@ -146,14 +154,16 @@ def worst_batches(config: Config, vocabulary: int, *, shared: bool) -> list[Pack
     for one_prompt in (False, True)[:samples]:
         if one_prompt:
             ids[:, : longest - response] = ids[0, : longest - response]
+        images = ImaginedImages(model, ids, longest - response) if model and sees else None
         packed = pack(
-            ids.ravel(),
+            (images.marked if images else ids).ravel(),
             [longest - response] * samples,
             [response] * samples,
             shared=shared,
             device=config.train.device,
         )
-        batches.append(max(packed, key=lambda batch: len(batch.ids)))
+        largest = max(packed, key=lambda batch: len(batch.ids))
+        batches.append(images.shown(largest) if images else largest)
     return batches
 
 

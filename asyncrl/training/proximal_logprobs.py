@@ -19,11 +19,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from asyncrl.messages import Sample, ScoreProximal
-from asyncrl.training.batch import texts, versions
+from asyncrl.training.batch import shown_texts, versions
 from asyncrl.training.forward import shares
 from asyncrl.training.packing import PackedBatch, part_of
 from asyncrl.training.ranks.by_all import scored_by_all
 from asyncrl.training.ranks.rank import ALONE, Rank
+from asyncrl.training.shown_images import TrainedImages
 from asyncrl.training.snapshots import Snapshots
 from asyncrl.training.stored_state import StoredRows, whole_of
 
@@ -36,10 +37,16 @@ class ProximalLogprobs:
     response token on, and the weights of `most` versions at most."""
 
     def __init__(
-        self, model: PreTrainedModel, temperature: float, most: int, rank: Rank = ALONE
+        self,
+        model: PreTrainedModel,
+        temperature: float,
+        most: int,
+        rank: Rank = ALONE,
+        images: TrainedImages | None = None,
     ) -> None:
         self.snapshots = Snapshots(model, most, rank)
         self._model, self._temperature, self._rank = model, temperature, rank
+        self._images = images
         self._scores: dict[tuple[int, int], NDArray[np.float32]] = {}
         self._trained: set[int] = (
             set()
@@ -56,13 +63,15 @@ class ProximalLogprobs:
     ) -> None:
         """Score the tokens of `message` that have no score yet and were sampled under `version`,
         the model's own, or under one whose weights are held; forget rollouts that are not live.
-        Raises ValueError where the buffer does not fit the message."""
+        Raises ValueError where the buffer does not fit the message, or images cannot be read."""
         if len(buffers) != 1:
             raise ValueError(f"texts to be scored come with 1 buffer, not {len(buffers)}")
         if message.samples:
-            every = texts(
+            every = shown_texts(
                 message.samples,
                 np.frombuffer(buffers[0], "<i4"),
+                message.images,
+                self._images,
                 shared=shares(self._model),
                 device=self._model.device.type,
             )

@@ -45,10 +45,11 @@ def recomputed(model: PreTrainedModel) -> Iterator[None]:
     if not (getattr(model, _RECOMPUTES, False) and torch.is_grad_enabled()):
         yield
         return
+    config = model.config.get_text_config()  # whose attention is ours during a pass
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     for layer in layers:
         # on the layer itself and for this pass only: a copy of the model must not call this one's
-        layer.forward = partial(_kept, model.config, layer, layer.forward)
+        layer.forward = partial(_kept, config, layer, layer.forward)
     try:
         yield
     finally:

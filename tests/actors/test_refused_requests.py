@@ -12,6 +12,7 @@ from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, ScriptedEngine
 from asyncrl.experience import events as e
+from asyncrl.tasks.images.kept_images import ImagesFull
 
 
 def request(rollout: int, id: int) -> Request:
@@ -93,6 +94,8 @@ async def test_a_prompt_that_cannot_be_read_is_dropped_by_name(
     def odd(split: str, prompt_index: int) -> str:
         if prompt_index % 3 == 1:
             raise KeyError("roles must alternate")
+        if prompt_index % 5 == 3:
+            raise ImagesFull("no room")
         return f"{prompt_index}"
 
     world.source.prompts = odd
@@ -100,5 +103,5 @@ async def test_a_prompt_that_cannot_be_read_is_dropped_by_name(
     world.check()
     assert outcome.ok, outcome.reason
     dropped = {event.reason for event in world.of(e.Dropped)}
-    assert "prompt_unreadable" in dropped
+    assert {"prompt_unreadable", "images_full"} <= dropped
     assert world.store.experience.ledger.rollouts.discarded["prompt_unreadable"] > 0

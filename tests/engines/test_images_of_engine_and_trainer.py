@@ -1,5 +1,6 @@
-"""Images in a small Qwen2.5-VL: the engine's and the trainer's numbers are those of the model's own
-forward pass with its own processor's inputs, whatever shares a pass, a slot or a tree."""
+"""Images in a small Qwen2.5-VL and a small Qwen3-VL: the engine's and the trainer's numbers are
+those of the model's own forward pass with its own processor's inputs, whatever shares a pass, a
+slot or a tree."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncrl.bundled.small_vision import IMAGE_ID, write_vision_model
+from asyncrl.bundled.small_vision import IMAGE_ID, PATCH, Family, write_vision_model
 from asyncrl.engines.embedded.batcher import Batcher
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.embedded.engine_images import EngineImages
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.messages import MicroBatch, PromptFacts, Sample, Span
 from asyncrl.tasks.images.image_source import ImageSource
-from asyncrl.tasks.images.kept_images import KeptImages
+from asyncrl.tasks.images.kept_images import ImagesFull, KeptImages
 from asyncrl.tasks.images.pixels import written_png
 from asyncrl.tasks.images.vision_model import ImageRows, ModelImages, VisionModel
 from asyncrl.tasks.prompt import ChatPrompt
@@ -28,6 +29,7 @@ from asyncrl.training.batch import read
 from asyncrl.training.forward import log_probabilities
 from asyncrl.training.models import load_model
 from asyncrl.training.packing import part_of
+from asyncrl.training.recomputation import recompute
 from asyncrl.training.shown_images import TrainedImages, freeze_tower
 from asyncrl.training.trial import try_passes
 
@@ -40,10 +42,10 @@ SIZES = ((56, 84), (28, 28), (140, 60))
 
 
 class World:
-    """A model directory, and prompts of the same text with other images."""
+    """A model directory of a family, and prompts of the same text with other images."""
 
-    def __init__(self, folder: Path) -> None:
-        write_vision_model(folder / "model", seed=3)
+    def __init__(self, folder: Path, family: Family) -> None:
+        write_vision_model(folder / "model", seed=3, family=family)
         self.path = folder / "model"
         self.store = KeptImages(folder / "images")
         self.images = ModelImages(self.store, VisionModel(self.path))
@@ -83,8 +85,13 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return World(tmp_path_factory.mktemp("vision"))
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[Family, World]:
+    return {family: World(tmp_path_factory.mktemp("vision"), family) for family in PATCH}
+
+
+@pytest.fixture(scope="module")
+def world(worlds: dict[Family, World]) -> World:
+    return worlds["qwen2_5_vl"]
 
 
 PROMPTS: list[list[int]] = [[0], [1], [0, 2], [2, 0], [0, 0], []]
@@ -117,8 +124,13 @@ def sampled(world: World, *, kv: str = "keep", loads: int = 1) -> list[tuple[Req
     return [(request, got[request.rollout]) for request in requests]
 
 
-@pytest.mark.parametrize(("kv", "loads"), [("keep", 1), ("recompute", 3)])
-def test_the_engine_samples_by_the_model_s_own_numbers(world: World, kv: str, loads: int) -> None:
+@pytest.mark.parametrize(
+    ("family", "kv", "loads"), [("qwen2_5_vl", "keep", 1), ("qwen3_vl", "recompute", 3)]
+)
+def test_the_engine_samples_by_the_model_s_own_numbers(
+    worlds: dict[Family, World], family: Family, kv: str, loads: int
+) -> None:
+    world = worlds[family]
     model, off = load_model(world.path), list[float]()
     for request, chunks in sampled(world, kv=kv, loads=loads):
         ids = np.concatenate([request.ids, *(chunk.ids for chunk in chunks)])
@@ -132,7 +144,11 @@ Made = tuple[MicroBatch, list[bytes], list[tuple[Request, Any, Any]]]
 
 
 @pytest.fixture(scope="module")
-def made(world: World) -> Made:
+def made_of(worlds: dict[Family, World]) -> dict[Family, Made]:
+    return {family: micro_batch_of(world) for family, world in worlds.items()}
+
+
+def micro_batch_of(world: World) -> Made:
     """A micro-batch of what an engine sampled, each prompt a group, and its parts."""
     samples, known = list[Sample](), []
     for request, chunks in sampled(world):
@@ -164,7 +180,11 @@ def made(world: World) -> Made:
     return batch, [buffer.tobytes() for buffer in buffers], known
 
 
-def test_the_trainer_s_numbers_are_the_model_s_own(world: World, made: Made) -> None:
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_the_trainer_s_numbers_are_the_model_s_own(
+    worlds: dict[Family, World], made_of: dict[Family, Made], family: Family
+) -> None:
+    world, made = worlds[family], made_of[family]
     model = load_model(world.path)
     assert try_passes(model, 128).passes == "packed"
     batch, buffers, known = made
@@ -187,6 +207,9 @@ def test_the_trainer_s_numbers_are_the_model_s_own(world: World, made: Made) -> 
         ]
     ).detach()
     assert (every - own).abs().max() < 1e-5
+    first = np.cumsum([0, *(len(ids) for _, ids, _ in known[:-1])])  # behind it is another id
+    gap = every.numpy()[first] - np.array([behaviour[0] for _, _, behaviour in known])
+    assert np.median(np.abs(gap)) < 1e-5  # engine and trainer
     some = torch.arange(len(tensors.packed[0].targets)) % 3 == 0
     part = part_of(tensors.packed[0], some)
     with torch.no_grad():
@@ -194,20 +217,25 @@ def test_the_trainer_s_numbers_are_the_model_s_own(world: World, made: Made) -> 
     assert (again - own[part.tokens]).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize(("family", "frozen"), [("qwen2_5_vl", True), ("qwen3_vl", False)])
 def test_gradients_are_those_of_the_model_s_own_pass(
-    world: World, made: Made, frozen: bool
+    worlds: dict[Family, World], made_of: dict[Family, Made], family: Family, frozen: bool
 ) -> None:
+    """And of layers that are computed again in the backward pass."""
+    world, made = worlds[family], made_of[family]
     model = load_model(world.path)
     if frozen:
         freeze_tower(model)
+    recompute(model)
     batch, buffers, known = made
     tensors = read(batch, buffers, shared=True, images=TrainedImages(world.images, model))
     for packed in tensors.packed:
         log_probabilities(model, packed, 1.0).sum().backward()  # type: ignore[no-untyped-call]
     got = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     assert any("visual" in name for name in got) != frozen
-    model.zero_grad()
+    model = load_model(world.path)
+    if frozen:
+        freeze_tower(model)
     for request, ids, _ in known:
         whole = np.concatenate([request.ids, ids])
         own = world.own(model, list(request.images), whole, len(request.ids))
@@ -218,7 +246,38 @@ def test_gradients_are_those_of_the_model_s_own_pass(
             assert float((got[name] - parameter.grad).abs().max()) / scale < 1e-3, name
 
 
-def test_what_is_not_the_image_s_is_refused_by_name(world: World, made: Made) -> None:
+def test_an_image_is_read_once_however_many_rollouts_show_it(world: World) -> None:
+    """And an actor keeps as many patches as it has room for."""
+    store = KeptImages(world.path.parent / "images")
+    images = ModelImages(store, VisionModel(world.path))
+    engine, name = EngineImages(images), world.names[0]
+    for rollout in range(64):
+        engine.marked(Request(rollout, 1, rollout, world.ids([name]), 0, 9, 1.0, images=(name,)))
+    assert images.read_bytes() == len(world.store.png(name))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("asyncrl.tasks.images.vision_model.PATCH_BYTES", 1)
+        for other in world.names:
+            images.of(other)
+        assert list(images._kept) == [world.names[-1]]
+    rows = ImageRows(2)
+    assert [rows.of(one, 3)[0] for one in "abcab"] == [0, 3, 6, 9, 12] and len(rows.first) == 2
+
+
+def test_the_run_s_images_are_bounded(tmp_path: Path) -> None:
+    small, large = (written_png(np.full((n, n, 3), n, np.uint8)) for n in (2, 200))
+    kept = KeptImages(tmp_path / "images", most=len(small) + len(large) - 1)
+    first = kept.keep(small)
+    with pytest.raises(ImagesFull, match=r"no room .* raise run\.images_gb"):
+        kept.keep(large)
+    assert kept.keep(small) == first and kept.kept_bytes == len(small)  # it is there
+    again = KeptImages(tmp_path / "images", most=len(small) + len(large))
+    again.keep(large)
+    assert again.kept_bytes == len(small) + len(large)
+
+
+def test_what_is_not_the_image_s_is_refused_by_name(
+    world: World, made_of: dict[Family, Made]
+) -> None:
     ids, name = world.ids([world.names[0]]), world.names[0]
     with pytest.raises(ValueError, match="placeholders"):
         world.images.marked(ids, len(ids), [world.names[1]], ImageRows())
@@ -226,7 +285,7 @@ def test_what_is_not_the_image_s_is_refused_by_name(world: World, made: Made) ->
         world.store.png("0" * 64)
     with pytest.raises(ValueError, match="no hash"):
         world.store.png("../model/config.json")
-    batch, buffers, _ = made
+    batch, buffers, _ = made_of["qwen2_5_vl"]
     with pytest.raises(ValueError, match="opened without those of a run"):
         read(batch, buffers, shared=True)
     changed = world.store._folder / name

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.bundled.buttons import write_buttons
 from asyncrl.bundled.small_vision import write_vision_model
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.load import load
 from asyncrl.config.vision import unseen
+from asyncrl.launch.first_run import write_first_run
 from asyncrl.launch.prompt_checks import check_prompts
 from asyncrl.tasks import open_task
 
@@ -18,15 +21,12 @@ UNSEEN = {
     "engine.kind=scripted": "engine.kind",
     "engine.compile=true": "engine.compile",
     'agent.run="a:b"': "agent.run",
-    "train.ranks=2": "train.ranks",
-    "train.device=cuda": "train.device",
-    "model.lora.rank=4": "lora.rank",
     "model.dtype=bfloat16": "model.dtype",
     "model.rounding=fp8": "model.rounding",
-    "train.ema=0.9": "train.ema",
     "run.copy=s3://bucket/run": "run.copy",
-    "staleness.proximal=boundary": "staleness.proximal",
-    "reference.coefficient=0.1": "reference.coefficient",
+    "train.replay_groups=1": "train.replay_groups",
+    "reference.coefficient=0.1 reference.server=http://127.0.0.1:1/v1": "reference.path",
+    "model.train_vision=true model.lora.rank=4": "train_vision",
 }
 
 
@@ -36,7 +36,36 @@ def config(*sets: str) -> Config:
 
 @pytest.mark.parametrize("setting", UNSEEN)
 def test_what_was_not_tried_is_named(setting: str) -> None:
-    assert UNSEEN[setting] in unseen(config(setting))
+    assert UNSEEN[setting] in unseen(config(*setting.split()))
+
+
+def test_a_teacher_of_texts_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("PIL", reason="images need Pillow (the extra vision)")
+    write_buttons(tmp_path, rows=4)
+    write_vision_model(tmp_path / "model", seed=3)
+    write_tokenizer(tmp_path / "text")
+    own = (
+        "task.name=data", f"task.path={tmp_path / 'rows.jsonl'}", "task.eval_size=1",
+        f"model.path={tmp_path / 'model'}", "teacher.coefficient=0.1",
+    )  # fmt: skip
+    for teacher, refused in (("model", False), ("text", True)):
+        settings = config(*own, f"teacher.path={tmp_path / teacher}", "rollout.max_new_tokens=4")
+        with pytest.raises(ConfigError, match=r"teacher\.path is no") if refused else nullcontext():
+            check_prompts(settings, open_task(settings.task, 0))
+
+
+def test_a_first_run_with_images_wants_a_model_that_reads_them(tmp_path: Path) -> None:
+    pytest.importorskip("PIL", reason="images need Pillow (the extra vision)")
+    write_buttons(tmp_path, rows=8)
+    rows, path = str(tmp_path / "rows.jsonl"), tmp_path / "run.toml"
+    with pytest.raises(ConfigError, match=r"have images, .* --set model\.path=DIRECTORY"):
+        write_first_run(rows, path)
+    assert not path.exists()
+    write_vision_model(tmp_path / "model", seed=3)
+    write_first_run(rows, path, [f"model.path={tmp_path / 'model'}"])
+    settings = load(path, [], {})
+    assert 16 <= settings.engine.context_tokens - settings.rollout.max_new_tokens <= 64
+    check_prompts(settings, open_task(settings.task, 0))
 
 
 def test_prompts_with_images_are_checked_as_the_model_reads_them(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A run whose prompts have images, from a folder of screens to a model: each image is kept once,
-engine and trainer agree, and the tower for images is as it was."""
+engine and trainer agree, and the tower for images is as it was. Two ranks, an average, a reference
+and scores under earlier weights are part of it. Killed and resumed at lag 0 it makes the same."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from train_support import command, train
+from train_support import command, everything, resume, started, steps_done, train, wait_for
 
 from asyncrl.bundled.buttons import write_buttons
 from asyncrl.bundled.small_vision import write_vision_model
@@ -20,6 +21,15 @@ from asyncrl.tasks.images.pixels import image_hash
 from asyncrl.training.models import load_model
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+
+def train_killed(argv: list[str], run: Path, path: str) -> None:
+    """Train `run`, kill everything after its first step, and resume it."""
+    with started(argv, PYTHONPATH=path) as process:
+        wait_for("first step", lambda: steps_done(run) >= 1, every_s=0.01)
+        everything(process, run)
+    ran = train(resume(run), PYTHONPATH=path)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_a_run_learns_from_screens(tmp_path: Path) -> None:
@@ -43,6 +53,14 @@ def test_a_run_learns_from_screens(tmp_path: Path) -> None:
         "train__eval_every": 2,
         "rollout__max_new_tokens": 4,
         "engine__context_tokens": 64,
+        "train__ranks": 2,
+        "train__ema": 0.9,
+        "reference__coefficient": 0.01,
+        "staleness__proximal": "boundary",
+        "publication__bucket_bytes": 65536,
+        "staleness__max_lag": 0,
+        "staleness__depth": 0,
+        "train__checkpoint_every": 1,
     }
     ran = train(command(tmp_path / "model", run, **settings), PYTHONPATH=path)
     assert ran.returncode == 0, ran.stderr
@@ -52,6 +70,13 @@ def test_a_run_learns_from_screens(tmp_path: Path) -> None:
     steps = [point for point in read(run / METRICS) if isinstance(point, StepPoint)]
     assert len(steps) == 2
     assert steps[0].metrics["log_ratio_abs"] < 1e-5
+    assert steps[0].metrics["proximal_unknown"] == 0.0
+    killed = tmp_path / "killed"
+    train_killed(command(tmp_path / "model", killed, **settings), killed, path)
+    weights = sorted((run / MODEL).glob("*.safetensors"))
+    assert weights and all(
+        w.read_bytes() == (killed / MODEL / w.name).read_bytes() for w in weights
+    )
     before, after = (
         dict(load_model(path).named_parameters()) for path in (tmp_path / "model", run / MODEL)
     )

@@ -40,6 +40,8 @@ def brief(words: list[str], model: str) -> list[str]:
     if words[0] == "train" and "--resume" not in words:
         served = any(word in ("engine.kind=sglang", "engine.kind=vllm") for word in words)
         first = {"model.path": model, "train.steps": 6}  # the command's own come behind them
+        if "run.toml" in words and 'path = "model"' in Path("run.toml").read_text():
+            del first["model.path"]  # the page has made one, which reads images
         before, after = (
             [f"--set={name}={value}" for name, value in each.items()] for each in (first, BRIEF)
         )

@@ -17,6 +17,7 @@ from some_values import some
 from training_world import CONFIGS, alone, build, micro_batch, reference, rollouts
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from asyncrl.bundled.small_vision import Family, new_vision_model
 from asyncrl.config.schema import LoraConfig, StalenessConfig, TrainConfig
 from asyncrl.training.adapters import (
     ADAPTERS,
@@ -356,6 +357,25 @@ def test_all_linear_is_no_other_layer_of_the_same_name() -> None:
 def test_a_target_that_is_no_linear_layer_is_refused(target: str, said: str) -> None:
     with pytest.raises(ModelError, match=said):
         model_of(lora=msgspec.structs.replace(LORA, targets=("q_proj", target)))
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_a_tower_for_images_has_no_adapters(family: Family) -> None:
+    """Though its layers have names that the text's have, too."""
+    of_text = {name for name, _ in add_to(new_vision_model(3, family), LORA)}
+    assert len(of_text) == 2 * 2 * 7 and not any("visual" in name for name in of_text)
+    gates = add_to(new_vision_model(3, family), LoraConfig(rank=2, targets=("down_proj",)))
+    assert {name for name, _ in gates} < of_text and len(gates) == 2 * 2
+    with pytest.raises(ModelError, match="there is no such layer"):
+        add_to(new_vision_model(3, family), LoraConfig(rank=2, targets=("qkv",)))
+
+
+def add_to(model: PreTrainedModel, lora: LoraConfig) -> list[tuple[str, torch.nn.Parameter]]:
+    """The parameters that learn of a model once it has these adapters."""
+    add_adapters(model, lora)
+    learn = list(learning(model))
+    assert {id(p) for _, p in learn} == {id(p) for p in model.parameters() if p.requires_grad}
+    return learn
 
 
 def test_adapters_of_another_shape_change_nothing() -> None:

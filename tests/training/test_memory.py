@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from some_values import some
-from transformers import Gemma2Config, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import AutoConfig, Gemma2Config, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
+from asyncrl.bundled.small_vision import new_vision_model
 from asyncrl.config import Config, load
 from asyncrl.training.adapters import add_adapters
 from asyncrl.training.fitting import changes, fitting
@@ -19,6 +20,7 @@ from asyncrl.training.memory import LiveBytes, peak_of, predict, worst_batches
 from asyncrl.training.memory_parts import MemoryParts
 from asyncrl.training.models import empty_model
 from asyncrl.training.recomputation import recompute
+from asyncrl.training.shown_images import freeze_tower
 
 VOCABULARY = 300
 SIZES: dict[str, Any] = {
@@ -86,6 +88,26 @@ def test_a_mixture_takes_what_one_with_numbers_does(tmp_path: Path, dtype: str) 
     )
     config = config_of(tmp_path, f"model.dtype={dtype}", model=mixture)
     assert predict(config) == measured(config)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_the_tower_for_images_is_predicted_too(tmp_path: Path, learns: bool) -> None:
+    """And it keeps nothing of a pass where it does not learn."""
+    new_vision_model(3).save_pretrained(tmp_path)
+    sets = f"model.train_vision={str(learns).lower()}", "engine.context_tokens=100"
+    config = config_of(tmp_path, *sets, model=AutoConfig.from_pretrained(tmp_path))
+    model = new_vision_model(3)
+    if not learns:
+        freeze_tower(model)
+    make_logits_in_chunks(model)
+    batches = worst_batches(config, VOCABULARY - 40, shared=True, model=model)
+    assert all((batch.ids < 0).sum() >= 49 for batch in batches)
+    found = predict(config)
+    assert found == peak_of(model, batches, config)
+    texts = worst_batches(config, VOCABULARY - 40, shared=True)
+    without = peak_of(model, texts, config)
+    assert without.activations + without.logits < found.activations + found.logits
+    assert (found.activations > 3 * without.activations) == learns
 
 
 def test_padded_rows_are_predicted_too(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ async def everybody(
     plans: list[Plan] | None = None,
     deadline_s: float = AMPLE,
     average: dict[str, Tensor] | None = None,
+    plan: Plan | None = None,
 ) -> tuple[Sent | Exception, list[Outcome]]:
     """One publication among all of them; what each of them got."""
     world = len(receivers) + 1
@@ -72,15 +73,17 @@ async def everybody(
     async def send() -> None:
         try:
             second = None if average is None else average.items()
-            got[0] = await sender.send(epoch, world, PLAN, weights.items(), deadline_s, second)
+            got[0] = await sender.send(
+                epoch, world, plan or PLAN, weights.items(), deadline_s, second
+            )
         except (TransferError, PlanMismatch) as error:
             got[0] = error
 
     async def receive(rank: int) -> None:
-        plan = plans[rank - 1] if plans else PLAN
+        own = plans[rank - 1] if plans else plan or PLAN
         try:
             got[rank] = await receivers[rank - 1].receive(
-                sender.store, epoch, rank, world, plan, deadline_s, average=average is not None
+                sender.store, epoch, rank, world, own, deadline_s, average=average is not None
             )
         except (TransferError, PlanMismatch) as error:
             got[rank] = error
@@ -129,6 +132,35 @@ async def test_equal_bytes_and_checksums_over_publications_and_epochs() -> None:
                     assert_equal(staged, weights)
                     assert isinstance(staged, Received) and staged.checksums == sent.checksums
                 assert sent.sent_bytes == PLAN.total_bytes
+
+
+@pytest.mark.parametrize("full_every", [1, 3])
+async def test_what_never_changes_is_sent_once_an_epoch_and_checked_each_time(
+    full_every: int,
+) -> None:
+    plan = Plan.of(model(), 8192, still="embed")
+    assert plan.stays() == [True] * 9 + [False] * (plan.bucket_count - 9)
+    first, second = model(0), model(1) | {"embed": model(0)["embed"]}
+    async with ends(2, full_every=full_every) as (sender, receivers):
+        for epoch in (1, 2):
+            bytes_of = []
+            for weights, average in ((first, None), (second, first), (first, None)):
+                sent, got = await everybody(
+                    sender, receivers, epoch, weights, average=average, plan=plan
+                )
+                assert isinstance(sent, Sent), sent
+                bytes_of.append(sent.sent_bytes)
+                for staged in got:
+                    assert_equal(staged, weights)
+                    assert isinstance(staged, Received) and staged.checksums == sent.checksums
+            assert bytes_of[0] >= plan.total_bytes
+            assert bytes_of[2] <= bytes_of[0] - 9 * 8192
+        changed = first | {"embed": first["embed"] + 1}
+        sent, got = await everybody(sender, receivers, 2, changed, plan=plan)
+        assert isinstance(sent, Sent) and isinstance(got[0], Received)
+        assert sent.checksums[:9] != got[0].checksums[:9]  # nobody would commit it
+        _, got = await everybody(sender, receivers, 3, first, plans=[PLAN, plan], plan=plan)
+        assert isinstance(got[0], PlanMismatch) and "never change" in str(got[0])
 
 
 def changed_a_little(weights: dict[str, Tensor], seed: int) -> dict[str, Tensor]:

@@ -71,12 +71,15 @@ async def published(
 
 async def test_two_engines_hold_the_trainers_bytes_after_each_of_several_epochs() -> None:
     held = [empty(model()) for _ in range(2)]
-    engines = [DirectWeights(PLAN, each) for each in held]
+    plan = Plan.of(model(), 8192, still="embed")
+    engines = [DirectWeights(plan, each) for each in held]
     async with ends(2) as (sender, receivers):
         for epoch, seed in ((1, 0), (1, 1), (2, 2)):
-            weights = model(seed)
+            weights = model(seed) | {"embed": model(epoch)["embed"]}
             sent, found = await published(sender, receivers, epoch, weights, engines)
             assert found == [sent.checksums] * 2 and len(sent.checksums) == PLAN.bucket_count > 5
+            left_out = 9 * 8192 if seed == 1 else 0  # what never changes is sent once an epoch
+            assert sent.sent_bytes == plan.total_bytes - left_out
             for each in held:
                 assert all(torch.equal(each[name], weights[name]) for name in weights)
 

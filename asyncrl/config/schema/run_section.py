@@ -15,7 +15,7 @@ SinkName = Literal["tensorboard", "wandb", "mlflow"]
 class RunConfig(Section, frozen=True):
     """One run: its directory, its seed, its logs, its page, its sinks."""
 
-    resumable = ("dir", "copy", "copy_s", "log", "sinks", "page_port", "page_host")
+    resumable = ("dir", "copy", "copy_s", "images_gb", "log", "sinks", "page_port", "page_host")
 
     dir: Annotated[
         str, BASIC, PATH, Meta(description="the run's own directory; empty: runs/<task>-<time>")
@@ -31,6 +31,15 @@ class RunConfig(Section, frozen=True):
         ),
     ] = ""
     copy_s: Annotated[float, Meta(gt=0, description="seconds between copies")] = 30.0
+    images_gb: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1e6,
+            description="gigabytes that the images of prompts may take in the run directory; a "
+            "prompt whose images find no room is dropped",
+        ),
+    ] = 64.0
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="of everything random")] = 0
     log: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="level of the logs")

@@ -11,15 +11,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from asyncrl.engines.protocol import Request
-from asyncrl.tasks.images.sight import image_vectors, rope_positions, with_vectors
-from asyncrl.tasks.images.vision_model import ImageRows, ModelImages
+from asyncrl.tasks.images.sight import rope_positions
+from asyncrl.tasks.images.vision_model import ImagePatches, ImageRows, ModelImages
+
+NAMED = 2**16
+"""Images that an engine tells apart by the names that it saw before."""
 
 
 class SeenText(NamedTuple):
-    """A text with images for the first layer of a model: `inputs` [tokens, size], `positions`
-    int64 [3, tokens], and the `offset` of the positions of tokens that follow."""
+    """A text with images for a model: `ids`, int64 [tokens], negative where there are parts of
+    `shown` images; `positions`, int64 [3, tokens], and the `offset` of those of later tokens."""
 
-    inputs: Tensor
+    ids: Tensor
+    shown: Sequence[ImagePatches]
     positions: Tensor
     offset: int
 
@@ -28,7 +32,7 @@ class EngineImages:
     """The images of a run, for all lanes of an engine."""
 
     def __init__(self, images: ModelImages) -> None:
-        self._images, self._rows = images, ImageRows()
+        self._images, self._rows = images, ImageRows(NAMED)
 
     def marked(self, request: Request) -> Request:
         """The request with ids that tell the parts of its images apart. Raises ValueError where
@@ -38,8 +42,7 @@ class EngineImages:
         return msgspec.structs.replace(request, ids=ids)
 
     def seen(self, model: PreTrainedModel, ids: Tensor, images: Sequence[str]) -> SeenText:
-        """A text (int64 [tokens]) with all of its images, as the model's present weights see it."""
+        """A text (int64 [tokens]) with all of its images."""
         shown = [self._images.of(name) for name in images]
-        inputs = with_vectors(model, ids, image_vectors(model, shown))
         positions = rope_positions(model, ids, [one.grid for one in shown])
-        return SeenText(inputs, positions, int(positions.max()) + 1 - len(ids))
+        return SeenText(ids, shown, positions, int(positions.max()) + 1 - len(ids))

@@ -193,7 +193,9 @@ class Lane:
         ids = torch.from_numpy(np.frombuffer(known, np.int32).astype(np.int64))
         seen = self._images.seen(self.model, ids, request.images)
         self._slots.offsets[list(targets)] = seen.offset
-        self.programs.seen(seen.inputs, seen.positions, torch.tensor(targets), *self._cache)
+        self.programs.seen(
+            seen.ids, seen.shown, seen.positions, torch.tensor(targets), *self._cache
+        )
 
     def _go_on(self, held: Mapping[int, int]) -> None:
         """Compute the cache of these slots from the first position they do not hold."""

@@ -5,6 +5,7 @@ branch on a shape, so that one trace serves any number of rows and columns.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
@@ -16,6 +17,8 @@ from asyncrl.algorithms.routing.routers import passing
 from asyncrl.engines.embedded.cache import DecodeLayer, OnwardLayer, PrefillLayer, layered
 from asyncrl.engines.embedded.kernels import KernelDecodeLayer
 from asyncrl.engines.embedded.sampler import sample
+from asyncrl.tasks.images.sight import seen_images, showing
+from asyncrl.tasks.images.vision_model import ImagePatches
 
 
 class DecodeStep(nn.Module):
@@ -101,19 +104,27 @@ class SeenPrefillStep(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, inputs: Tensor, positions: Tensor, slots: Tensor, *cache: Tensor) -> None:
-        """inputs: [tokens, size], of the first layer; positions: int64 [3, tokens]; slots: int64
-        [n], to which the sequence is written."""
+    def forward(
+        self,
+        ids: Tensor,
+        shown: Sequence[ImagePatches],
+        positions: Tensor,
+        slots: Tensor,
+        *cache: Tensor,
+    ) -> None:
+        """ids: int64 [tokens], negative where there are parts of the images `shown`; positions:
+        int64 [3, tokens]; slots: int64 [n], to which the sequence is written."""
         source = torch.zeros_like(slots)
         layers = [
             PrefillLayer(*pair, slots, source) for pair in zip(cache[::2], cache[1::2], strict=True)
         ]
-        self.model.base_model(
-            inputs_embeds=inputs[None],
-            position_ids=positions[:, None],
-            past_key_values=layered(layers),
-            use_cache=True,
-        )
+        with showing(self.model, ids, lambda: (seen_images(self.model, shown), None)):
+            self.model.base_model(
+                input_ids=ids.clamp(min=0)[None],
+                position_ids=positions[:, None],
+                past_key_values=layered(layers),
+                use_cache=True,
+            )
 
 
 class OnwardStep(nn.Module):

@@ -2,7 +2,8 @@
 name that is no hash names no file.
 
 The coordinator keeps an image before the event that names it, so every image of a journal is there.
-It is written once, however many prompts show it.
+It is written once, however many prompts show it. All of them together are bounded: a prompt whose
+image finds no room is not read.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from pathlib import Path
 
 from asyncrl.files import read_regular, write_whole
+from asyncrl.tasks import TaskError
 from asyncrl.tasks.images.pixels import PIXELS, Pixels, image_hash, pixels_of
 
 KEPT_BYTES = 4 * PIXELS
@@ -18,9 +20,14 @@ KEPT_BYTES = 4 * PIXELS
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
+class ImagesFull(TaskError):
+    """Raised where a run's images have no room for one more."""
+
+
 class KeptImages:
-    """The folder of a run's images. `bytes` were read or written by this process, each image once
-    for each time that it was asked for.
+    """The folder of a run's images, which has room for `most` bytes (None: any). `read_bytes` were
+    read by this process, each image once for each time that it was asked for; `kept_bytes` are
+    those of all images, in a process that was given a bound.
 
     >>> import tempfile
     >>> import numpy as np
@@ -32,17 +39,25 @@ class KeptImages:
     (64, (2, 3, 3))
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.bytes = 0
+    def __init__(self, folder: Path, most: int | None = None) -> None:
+        self._folder, self._most = folder, most
+        self.read_bytes = 0
+        self.kept_bytes = 0
+        if most is not None and folder.is_dir():
+            self.kept_bytes = sum(image.stat().st_size for image in folder.iterdir())
 
     def keep(self, png: bytes) -> str:
-        """Keep an image, if it is not there. Returns its hash. Raises OSError."""
+        """Keep an image, if it is not there. Returns its hash. Raises OSError, and ImagesFull."""
         name = image_hash(png)
         if not (self._folder / name).exists():
+            if self._most is not None and self.kept_bytes + len(png) > self._most:
+                raise ImagesFull(
+                    f"the run's images take {self.kept_bytes:,} bytes, and have no room for "
+                    f"{len(png):,} more: raise run.images_gb"
+                )
             self._folder.mkdir(exist_ok=True)
             write_whole(self._folder / name, png)
-            self.bytes += len(png)
+            self.kept_bytes += len(png)
         return name
 
     def png(self, name: str) -> bytes:
@@ -56,7 +71,7 @@ class KeptImages:
             raise ValueError(f"the image {name[:12]} cannot be read: {error.strerror}") from error
         if image_hash(png) != name:
             raise ValueError(f"the image {name[:12]} was changed: its bytes have another hash")
-        self.bytes += len(png)
+        self.read_bytes += len(png)
         return png
 
     def pixels(self, name: str) -> Pixels:

@@ -1,4 +1,4 @@
-"""Images in a model's passes: the vectors that stand for them, and their positions (M-RoPE).
+"""Images in a model's passes: what its tower makes of them, and their positions (M-RoPE).
 Invariant: engine and trainer compute both by these functions, with the model's own code.
 
 Ids that stand for a part of an image are negative here (`ModelImages.marked`), so a sampled
@@ -7,8 +7,9 @@ placeholder is a token like any other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,24 +18,66 @@ from torch import Tensor
 from asyncrl.tasks.images.vision_model import ImagePatches
 
 
-def image_vectors(model: Any, images: Sequence[ImagePatches]) -> Tensor:
-    """The vectors of the parts of these images, one image after the other, [parts, size]; with
-    gradient where the tower learns."""
+class Seen(NamedTuple):
+    """Parts of images as a tower sees them: `vectors`, [parts, size], are the inputs of the first
+    layer at their places; `deep`, each [parts, size], are added there to the outputs of the
+    first layers (DeepStack, arXiv 2406.04334), in families that have them.
+
+    >>> Seen(torch.ones(3, 2), (torch.ones(3, 2),)).at(torch.tensor([0, 2])).vectors.shape
+    torch.Size([2, 2])
+    """
+
+    vectors: Tensor
+    deep: tuple[Tensor, ...] = ()
+
+    def at(self, parts: Tensor) -> Seen:
+        """The same of these parts, int64 [places]."""
+        return Seen(self.vectors[parts], tuple(each[parts] for each in self.deep))
+
+    def total(self) -> Tensor:
+        """The sum of all numbers."""
+        return torch.stack([each.sum() for each in (self.vectors, *self.deep)]).sum()
+
+
+def seen_images(model: Any, images: Sequence[ImagePatches]) -> Seen:
+    """Parts of these images, one image after the other; with gradient where the tower learns."""
     device = model.device
     patches = torch.from_numpy(np.concatenate([one.patches for one in images])).to(device)
     grids = torch.tensor([one.grid for one in images], device=device)
-    tower = model.model.visual
-    learns = any(parameter.requires_grad for parameter in tower.parameters())
+    learns = any(parameter.requires_grad for parameter in model.model.visual.parameters())
     with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
-        seen = model.model.get_image_features(patches, grids, return_dict=True).pooler_output
-        return torch.cat(list(seen))
+        found = model.model.get_image_features(patches, grids, return_dict=True)
+        deep = getattr(found, "deepstack_features", None) or ()
+        return Seen(torch.cat(list(found.pooler_output)), tuple(torch.cat(list(d)) for d in deep))
 
 
-def with_vectors(model: Any, ids: Tensor, vectors: Tensor) -> Tensor:
-    """The inputs of the first layer, [tokens, size], for ids (int64 [tokens]) of which the negative
-    ones stand for parts of images, whose `vectors` are in their order."""
-    inputs: Tensor = model.get_input_embeddings()(ids.clamp(min=0))
-    return inputs.masked_scatter((ids < 0)[:, None], vectors.to(inputs.dtype))
+Sees = Callable[[], tuple[Seen | None, Tensor | None]]
+"""Gives what a pass sees of images, None for nothing, and what is added to its inputs."""
+
+
+@contextmanager
+def showing(model: Any, ids: Tensor, sees: Sees) -> Iterator[None]:
+    """Have the model's pass over one sequence in the block see images in place of negative ids
+    (int64 [tokens]); its own `input_ids` have any others there. `sees` is called inside of that
+    pass."""
+
+    def see(_: object, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        seen, added = sees()
+        inputs: Tensor = given["inputs_embeds"]
+        if added is not None:
+            inputs = inputs + added
+        if seen is None:
+            return args, {**given, "inputs_embeds": inputs}
+        places = (ids < 0).to(inputs.device)[None]
+        inputs = inputs.masked_scatter(places[..., None], seen.vectors.to(inputs.dtype))
+        deep = {"visual_pos_masks": places, "deepstack_visual_embeds": list(seen.deep)}
+        return args, {**given, "inputs_embeds": inputs, **(deep if seen.deep else {})}
+
+    hook = model.model.language_model.register_forward_pre_hook(see, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def rope_positions(model: Any, ids: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:

@@ -24,7 +24,7 @@ from asyncrl.tasks.images.kept_images import KeptImages
 from asyncrl.tasks.images.pixels import Pixels
 from asyncrl.tasks.model_json import read_model_json
 
-FAMILIES = ("qwen2_5_vl",)
+FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 """Families of models whose images are read."""
 PATCH_BYTES = 2**27
 """Bytes of patches that a process keeps beside those it uses."""
@@ -51,7 +51,7 @@ class VisionModel:
     >>> VisionModel(Path("a model of text"))
     Traceback (most recent call last):
     asyncrl.tasks.TaskError: the prompt has an image, and this model reads text alone: choose a \
-model of Qwen2.5-VL's family, or take the images out of the data
+model of Qwen2.5-VL's or Qwen3-VL's family, or take the images out of the data
     """
 
     def __init__(self, directory: Path) -> None:
@@ -61,17 +61,23 @@ model of Qwen2.5-VL's family, or take the images out of the data
         if found.image_token_id is None or found.vision_config is None:
             raise TaskError(
                 "the prompt has an image, and this model reads text alone: choose a model of "
-                "Qwen2.5-VL's family, or take the images out of the data"
+                "Qwen2.5-VL's or Qwen3-VL's family, or take the images out of the data"
             )
         if found.model_type not in FAMILIES:
             raise TaskError(
                 "the prompt has an image, and models of the family "
                 f"{escaped(found.model_type, 40)!r} read none here yet: choose one of "
-                "Qwen2.5-VL's"
+                "Qwen2.5-VL's or Qwen3-VL's"
             )
+        self._reads = found.model_type, found.image_token_id, found.vision_config
         self.token = found.image_token_id
         """The id that stands for a part of an image."""
-        self._merged = found.vision_config.spatial_merge_size**2
+        self.merged = found.vision_config.spatial_merge_size**2
+        """Patches of a token."""
+
+    def reads_as(self, other: VisionModel) -> bool:
+        """True if both take the same ids and patches for an image."""
+        return self._reads == other._reads
 
     def tokens(self, pixels: Pixels) -> int:
         """The number of ids that stand for an image. Raises TaskError for one that the model's
@@ -81,7 +87,7 @@ model of Qwen2.5-VL's family, or take the images out of the data
             patches = int(self._processor.get_number_of_image_patches(height, width))
         except ValueError as error:
             raise TaskError(f"the model's processor refuses an image: {error}") from error
-        return patches // self._merged
+        return patches // self.merged
 
     def expanded(self, ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
         """Ids with as many placeholders for each image as it has `tokens`. Raises TaskError where
@@ -144,6 +150,10 @@ class ModelImages:
         self._kept = OrderedDict[str, ImagePatches]()
         self._bytes = 0
 
+    def read_bytes(self) -> int:
+        """Bytes of images that this process has read."""
+        return self.store.read_bytes
+
     def of(self, name: str) -> ImagePatches:
         """An image's patches. Raises ValueError where its file is not what its name says."""
         if name in self._kept:
@@ -160,7 +170,7 @@ class ModelImages:
     def tokens(self, name: str) -> int:
         """The number of ids that stand for an image."""
         _, rows, columns = self.of(name).grid
-        return rows * columns // self.model._merged
+        return rows * columns // self.model.merged
 
     def marked(
         self, ids: NDArray[np.int32], prompt_tokens: int, images: Sequence[str], rows: ImageRows
@@ -192,14 +202,16 @@ def run_images(folder: Path, model: Path) -> ModelImages | None:
 
 
 class ImageRows:
-    """Rows of the parts of images, counted through all images that were asked for.
+    """Rows of the parts of images, counted through all images that were asked for. Of more than
+    `most` images (None: any) the first ones are forgotten, and get other rows the next time.
 
     >>> rows = ImageRows()
     >>> rows.of("a", 2).tolist(), rows.of("b", 1).tolist(), rows.of("a", 2).tolist()
     ([0, 1], [2], [0, 1])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
         self.first = dict[str, int]()
         """The first row of each image, in the order of rows."""
         self.end = 0
@@ -213,11 +225,15 @@ class ImageRows:
                 self.end = 0
             self.first[name] = self.end
             self.end += tokens
+            if self._most is not None and len(self.first) > self._most:
+                del self.first[next(iter(self.first))]
         return np.arange(self.first[name], self.first[name] + tokens, dtype=np.int32)
 
 
 class _Vision(msgspec.Struct):
     spatial_merge_size: int = 2
+    patch_size: int = 14
+    temporal_patch_size: int = 2
 
 
 class _Config(msgspec.Struct):

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,14 +19,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from training_world import Rollout, build, micro_batch, rollouts
 from transformers import PreTrainedModel
 
+from asyncrl.bundled.small_vision import IMAGE_ID, new_vision_model
 from asyncrl.config.schema import LoraConfig, StalenessConfig, TrainConfig
-from asyncrl.messages import MicroBatch, ScoreProximal, Span, TokenCount
+from asyncrl.messages import MicroBatch, PromptFacts, ScoreProximal, Span, TokenCount
 from asyncrl.staleness.corrections import IcePop, M2po, TopEntropy
+from asyncrl.tasks.images.vision_model import ImagePatches, ModelImages
 from asyncrl.tasks.supervised_examples import ExampleIds
 from asyncrl.training.adapters import (
     adapted,
     add_adapters,
-    learning,
     published_names,
 )
 from asyncrl.training.checkpoint_index import checkpoint_path
@@ -38,6 +40,7 @@ from asyncrl.training.models import load_model
 from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.ranks.rank_group import mesh_of, shard
 from asyncrl.training.rounding_gap import rounding_gap
+from asyncrl.training.shown_images import TrainedImages, freeze_tower
 from asyncrl.training.supervised import SupervisedLoss
 from asyncrl.weightsync.narrowed import narrowed
 
@@ -68,6 +71,14 @@ AXES: dict[str, tuple[str, ...]] = {
     "ema": ("0.7", "0"),
     "model": ("qwen3", "llama", "gpt2", "bfloat16"),
 }
+
+
+SEEING = [
+    ("2 replicas of 2", "replicate 2", "reference", "boundary", "icepop", "1", "grpo", "all"),
+    ("shard 2", "shard 4", "reset", "ema", "m2po", "4", "min_variance_logits", "adapters"),
+    ("shard 4", "one", "reference", "snapshot", "icepop", "1", "grpo", "tower"),
+]
+"""The first values of cases of a model that reads images; in the last its tower learns, too."""
 
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -163,7 +174,11 @@ def model_of(case: Case, path: Path | None = None) -> PreTrainedModel:
     """The model that learns, as at the start, or with the weights of a checkpoint."""
     name, dtype = ("qwen3", torch.bfloat16) if case.model == "bfloat16" else (case.model, None)
     lora = case.learns == "adapters"
-    if path is None or lora:
+    if case.model == "vision":
+        model = new_vision_model(3) if path is None or lora else load_model(path)
+        if case.learns == "all":
+            freeze_tower(model)
+    elif path is None or lora:
         model = build(name, dtype or torch.float32)
     else:
         model = load_model(path, dtype or torch.float32)
@@ -173,6 +188,19 @@ def model_of(case: Case, path: Path | None = None) -> PreTrainedModel:
     if case.supervised == "yes":
         make_logits_in_chunks(model)
     return model
+
+
+class DrawnImages(ModelImages):
+    """Images by their names, without files and without a processor."""
+
+    def __init__(self) -> None:
+        self.model: Any = SimpleNamespace(token=IMAGE_ID, merged=4)
+
+    def of(self, name: str) -> ImagePatches:
+        grid = (1, 2 + 2 * (ord(name) % 2), 4)
+        draw = np.random.default_rng(ord(name))
+        patches = draw.normal(size=(grid[1] * grid[2], 1176)).astype(np.float32)
+        return ImagePatches(patches, grid)
 
 
 def learner_of(case: Case, rank: Rank, model: PreTrainedModel) -> Learner:
@@ -199,10 +227,26 @@ def learner_of(case: Case, rank: Rank, model: PreTrainedModel) -> Learner:
         kl_terms=KlTerms(terms, TEMPERATURE),
         supervised=supervised,
         rank=rank,
+        images=TrainedImages(DrawnImages(), model) if case.model == "vision" else None,
     )
 
 
-def story(step: int) -> tuple[list[Rollout], list[int]]:
+def images_of(learner: Learner) -> dict[int, tuple[str, ...]]:
+    """The images of each group's prompt, for a model that reads them; the last has none."""
+    return {0: ("a",), 1: ("b", "a")} if learner.images else {}
+
+
+def show(rollouts: Sequence[Rollout], images: Mapping[int, Sequence[str]]) -> None:
+    """Put the placeholders of images into prompts."""
+    for rollout in rollouts:
+        names = images.get(rollout.group, ())
+        parts = [[5, *[IMAGE_ID] * DrawnImages().tokens(name)] for name in names]
+        rollout.prompt = [*(one for part in parts for one in part), *rollout.prompt]
+
+
+def story(
+    step: int, images: Mapping[int, Sequence[str]] = MappingProxyType({})
+) -> tuple[list[Rollout], list[int]]:
     """The rollouts of a step, in three groups of two, and how many tokens of each are of earlier
     versions."""
     every = rollouts(build("qwen3"), seed=20 + step, count=6, temperature=TEMPERATURE)
@@ -218,32 +262,36 @@ def story(step: int) -> tuple[list[Rollout], list[int]]:
             if end > start
         ]
         cuts.append(late)
+    show(every, images)
     return every, cuts
 
 
-def to_score(step: int) -> tuple[ScoreProximal, tuple[bytes]]:
+def to_score(step: int, images: dict[int, tuple[str, ...]]) -> tuple[ScoreProximal, tuple[bytes]]:
     """The known tokens of the next step's rollouts at the end of a step; those of one come too
     late, and are scored with held weights."""
-    samples, ids, (every, cuts) = [], list[int](), story(step + 1)
+    samples, ids, (every, cuts) = [], list[int](), story(step + 1, images)
     for place, (rollout, cut) in enumerate(zip(every, cuts, strict=True)):
         known = cut if place else 0
         part = Rollout(rollout.number, rollout.group, 0.0, rollout.prompt, rollout.response[:known])
         part.spans = [Span(step, 0, known)] if known else []
         samples.append(part.sample)
         ids += part.prompt + part.response
-    return ScoreProximal(step, samples, [r.number for r in every], step), (
+    return ScoreProximal(step, samples, [r.number for r in every], step, images), (
         np.array(ids, np.int32).tobytes(),
     )
 
 
-def batches(step: int) -> Iterator[tuple[MicroBatch, Sequence[bytes]]]:
+def batches(
+    step: int, images: Mapping[int, tuple[str, ...]]
+) -> Iterator[tuple[MicroBatch, Sequence[bytes]]]:
     """Micro-batches of a step: whole groups, of which one is alone."""
-    every, _ = story(step)
+    every, _ = story(step, images)
+    facts = {group: PromptFacts(group, images=names) for group, names in images.items()}
     for index, members in enumerate((every[:2], every[2:])):
         batch, buffers = micro_batch(members, every, step, index)
         here = {member.group for member in members}
         rewards = {group: of for group, of in batch.rewards.items() if group in here}
-        yield msgspec.structs.replace(batch, rewards=rewards), buffers
+        yield msgspec.structs.replace(batch, rewards=rewards, prompts=facts), buffers
 
 
 def one_step(learner: Learner) -> Found:
@@ -254,9 +302,10 @@ def one_step(learner: Learner) -> Found:
             if weight.grad is not None:
                 seen[name] = rank.whole(weight.grad).float().numpy().copy()
 
-    counts = [count for batch in batches(step) for count in learner.accumulate(*batch)]
+    images = images_of(learner)
+    counts = [count for batch in batches(step, images) for count in learner.accumulate(*batch)]
     if learner._staleness.proximal == "boundary":
-        learner.score_proximal(*to_score(step))
+        learner.score_proximal(*to_score(step, images))
     hook = learner.optimizer.register_step_pre_hook(note)
     metrics = learner.step()
     hook.remove()
@@ -305,7 +354,7 @@ def last_steps(case: Case, rank_of: Any, run: Path) -> list[Found]:
     restored = state_of(learner)
     found = [one_step(learner) for _ in range(SAVED, STEPS)]
     found[0] = found[0]._replace(state=restored)
-    own = dict(learning(learner.model))
+    own = dict(learner.model.named_parameters())
     learner.rank.let_go(learner.model)
     published = {
         f"published {name}": learner.rank.as_computed(own[parameter]).float().numpy().copy()

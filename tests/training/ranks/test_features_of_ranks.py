@@ -11,6 +11,7 @@ import pytest
 from feature_world import (
     RANKS,
     SAVED,
+    SEEING,
     Arrays,
     Case,
     Found,
@@ -25,13 +26,17 @@ from asyncrl.training import chunked_logits, packing
 from asyncrl.training.ranks.rank import ALONE
 
 CASES = pairwise(seed=1)
+SHOWN = [Case(*values, "yes", "0.7", "vision") for values in SEEING]
 FIRST = 7
 """Cases for CI, which have most of the pairs; a case takes five seconds of a core."""
 
 
 @pytest.mark.parametrize(
     "cases",
-    [CASES[:FIRST], pytest.param(CASES[FIRST:], marks=pytest.mark.soak)],
+    [
+        [*CASES[:FIRST], SHOWN[0]],
+        pytest.param([*CASES[FIRST:], *SHOWN[1:]], marks=pytest.mark.soak),
+    ],
     ids=["first", "others"],
 )
 def test_all_features_are_those_of_one_rank(
@@ -65,6 +70,8 @@ def compare(found: Found, one: Found, case: Case, of: str) -> None:
         assert found.counts == one.counts, of
         for name, value in one.metrics.items():
             to = 1e-3 if name == "published_gap" else 1e-4  # of small differences
+            if case.learns == "tower" and name == "published_gap":
+                to = 1e-2  # a tower has weights so near to two numbers that rounding parts them
             assert found.metrics[name] == pytest.approx(value, rel=to, abs=1e-6), (name, of)
     elif case.correction == "icepop":  # others choose tokens, by the smallest of differences
         close(found.gradients, one.gradients, 0.1, of)
