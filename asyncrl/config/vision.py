@@ -8,6 +8,17 @@ from asyncrl.config.ranks import ranks_of
 from asyncrl.config.schema import Config
 
 
+def unseen_of_agents(config: Config) -> str:
+    """The reason why images that agents show are not read with these settings, as `unseen`.
+
+    >>> unseen_of_agents(Config())
+    ''
+    """
+    if config.engine.kind != "embedded":
+        return "images are read by embedded engines alone: set engine.kind to embedded"
+    return unseen(config)
+
+
 def unseen(config: Config) -> str:
     """The reason why images are not read with these settings, and what to set; empty if they are.
 
@@ -18,7 +29,6 @@ def unseen(config: Config) -> str:
     reasons = (
         (engine.kind != "embedded", "by embedded engines alone: set engine.kind to embedded"),
         (engine.compile, "by uncompiled engines alone: set engine.compile to false"),
-        (config.agent.run, "in prompts and not by agents: take agent.run out"),
         (config.sft.run, "in rollouts and not in supervised runs: take sft.run out"),
         (ranks_of(train) > 1, "by a trainer of one rank: set train.ranks to 1"),
         (train.device != "cpu", "on processors alone: set train.device to cpu"),

@@ -9,7 +9,7 @@ import time
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
@@ -22,12 +22,13 @@ from asyncrl.bundled import bundled_model
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.derived import Row
 from asyncrl.config.mix import each
-from asyncrl.config.vision import unseen
+from asyncrl.config.vision import unseen, unseen_of_agents
 from asyncrl.escape import escaped
 from asyncrl.messages import NoVerdict, Split
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.foreign_process import CallEnded, CallFailed
+from asyncrl.tasks.images.vision_model import VisionModel
 from asyncrl.tasks.judge_request import JudgeRequest
 from asyncrl.tasks.mixed import in_turn, tasks_of
 from asyncrl.tasks.prompt import ChatPrompt, Prompt, text_of
@@ -91,6 +92,7 @@ def check_prompts(config: Config, task: Task) -> list[Row]:
                 *(Row("note", "task.path", note) for note in task.notes),
                 *_of_tokenizer(config, tokenizer),
                 *chat_rows(config, task, tokenizer),
+                *_of_agents_images(config),
                 *_of_split(config, task, tokenizer, "train"),
                 *_of_split(config, task, tokenizer, "evaluation"),
             ]
@@ -170,6 +172,14 @@ def _refuse_dropped(config: Config, tokenizer: Tokenizer, chat: ChatPrompt) -> N
         )
 
 
+def _of_agents_images(config: Config) -> Iterator[Row]:
+    """A note if agents of a model that reads images cannot show it any with these settings."""
+    if config.agent.run and config.model.path and (why := unseen_of_agents(config)):
+        with suppress(TaskError):  # a model of text
+            VisionModel(Path(config.model.path))
+            yield Row("note", "agent.run", f"agents' calls with images are refused: {why}")
+
+
 def _of_split(config: Config, task: Task, tokenizer: Tokenizer, split: Split) -> Iterator[Row]:
     """Notes if some prompts cannot be answered, or not by the data's own answers. Raises
     ConfigError if no training prompt can."""
@@ -227,7 +237,7 @@ def _ids_of(config: Config, tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
     images, and TaskError."""
     if not isinstance(prompt, ChatPrompt) or not prompt.images:
         return tokenizer.encode(prompt)
-    if why := unseen(config):
+    if why := (unseen_of_agents if config.agent.run else unseen)(config):
         raise ConfigError(f"prompts have images, and {why}.")
     return tokenizer.encode_shown(prompt)[0]
 

@@ -120,7 +120,7 @@ def _shown(
 ) -> list[PackedBatch]:
     """The packed sequences of a micro-batch, with the images of its prompts."""
     named = {group: facts.images for group, facts in batch.prompts.items() if facts.images}
-    if not named:
+    if not named and not any(sample.images for sample in batch.samples):
         return texts(batch.samples, ids, shared=shared, device=device, ranks=ranks)
     if images is None:
         raise ValueError("prompts have images, and this trainer was opened without those of a run")
