@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from asyncrl.agents.agent_sandbox import with_model
     from asyncrl.agents.call_role import as_role
     from asyncrl.agents.environments import Step
-    from asyncrl.agents.observations import Observation, newest_images
+    from asyncrl.agents.shown import Shown, newest_images
 
 _HOME_OF = {
     "MODEL": "agent_episode",
     "AgentEpisode": "agent_episode",
     "BlockingEpisode": "agent_episode",
-    "Observation": "observations",
+    "Shown": "shown",
     "Step": "environments",
     "as_role": "call_role",
-    "newest_images": "observations",
+    "newest_images": "shown",
     "with_model": "agent_sandbox",
 }
 
@@ -41,7 +41,7 @@ __all__ = [
     "MODEL",
     "AgentEpisode",
     "BlockingEpisode",
-    "Observation",
+    "Shown",
     "Step",
     "as_role",
     "newest_images",

@@ -4,7 +4,7 @@
         def reset(self, entry, seed): return "Guess a number from 1 to 10."
         def step(self, reply): return Step("too low", 0.0, done=False)
 
-A text for the model may be an `Observation`, which has images too. Of a history the class attribute
+A text for the model may be an `Shown`, which has images too. Of a history the class attribute
 `screens` keeps the newest images alone, so many of them.
 
 Both methods may be async. `reset(self, entry, seed, episode)` gets the `AgentEpisode`, too. Each
@@ -24,10 +24,7 @@ from asyncrl.agents.agent_episode import AgentEpisode, EpisodeFacts
 from asyncrl.agents.agent_rewards import as_reward
 from asyncrl.agents.gateway_client import GatewayClient
 from asyncrl.agents.model_call import ChatMessage, EpisodeFull, reply_to
-from asyncrl.agents.observations import Observation, newest_images, user_message
-
-Shown = str | Observation
-"""What a model is shown."""
+from asyncrl.agents.shown import Shown, newest_images, user_message
 
 
 class Step(NamedTuple):
@@ -38,7 +35,7 @@ class Step(NamedTuple):
     replies from the next one on; empty: as before. `said` is the text that the history has in place
     of the reply, which is trained all the same (a patch by an expert's); empty: the reply."""
 
-    text: str | Observation
+    text: str | Shown
     reward: float
     done: bool
     failed: str = ""
@@ -51,7 +48,7 @@ class Environment(Protocol):
     """Methods that an environment's class has."""
 
     @property
-    def reset(self) -> Callable[..., Shown | Awaitable[Shown]]:
+    def reset(self) -> Callable[..., str | Shown | Awaitable[str | Shown]]:
         """A method that begins, and returns the first text or observation for the model. It is
         called with the entry and the seed, and with `episode` if it has such a parameter."""
         ...

@@ -13,7 +13,7 @@ import pytest
 from fake_gateway import fake_gateway
 
 from asyncrl.agents import environments
-from asyncrl.agents.examples.find_the_button import LETTERS, Game, Patched
+from asyncrl.agents.examples.find_the_button import LETTERS, PatchedScreens, Screens
 
 Image = pytest.importorskip("PIL.Image", reason="images need Pillow (the extra vision)")
 
@@ -37,8 +37,8 @@ def button_of(url: str) -> str:
     return LETTERS[place[0] + 2 * place[1]]
 
 
-@pytest.mark.parametrize(("kind", "most"), [(Game, 12), (Patched, 5)])
-def test_a_game_of_screens_is_played_to_its_end(kind: type[Game], most: int) -> None:
+@pytest.mark.parametrize(("kind", "most"), [(Screens, 12), (PatchedScreens, 5)])
+def test_a_game_of_screens_is_played_to_its_end(kind: type[Screens], most: int) -> None:
     """Whoever always clicks A earns what the screens say, and sees three of them at most."""
     with fake_gateway() as gateway:
         gateway.replies = ["A"]
@@ -50,22 +50,22 @@ def test_a_game_of_screens_is_played_to_its_end(kind: type[Game], most: int) -> 
     expected, missed = list[float](), False
     for button in buttons:
         expected.append((button == "A") / (2 if missed else 1) / 6)
-        missed = kind is Game and button != "A" and not missed
+        missed = kind is Screens and button != "A" and not missed
     assert [reward for reward, _ in gateway.rewards] == expected and len(shown) <= most
     assert total == pytest.approx(sum(expected)) and 0 < total < 1
     history = [one["content"] for one in gateway.asked[-1] if one["role"] == "assistant"]
-    assert history == (["A"] * len(history) if kind is Game else buttons[: len(history)])
-    if kind is Patched:
+    assert history == (["A"] * len(history) if kind is Screens else buttons[: len(history)])
+    if kind is PatchedScreens:
         assert sum(button != "A" for button in buttons) == 3  # the third miss ended it
 
 
 def test_a_file_and_bytes_are_shown_too(tmp_path: Any) -> None:
-    from asyncrl.agents.observations import Observation, user_message
+    from asyncrl.agents.shown import Shown, user_message
 
     data = io.BytesIO()
     Image.new("RGB", (8, 8)).save(data, "JPEG")
     (tmp_path / "a.jpg").write_bytes(data.getvalue())
-    first, second = urls_of([user_message(Observation("?", [tmp_path / "a.jpg", data.getvalue()]))])
+    first, second = urls_of([user_message(Shown("?", [tmp_path / "a.jpg", data.getvalue()]))])
     assert first == second and first.startswith("data:image/jpeg;base64,")
     with pytest.raises(TypeError, match="PIL image, bytes or a path, not int"):
-        user_message(Observation("?", [7]))
+        user_message(Shown("?", [7]))

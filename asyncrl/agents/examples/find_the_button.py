@@ -1,5 +1,5 @@
 """Find and click the button: an environment with screens, drawn by Pillow (the extra `vision`).
-`agent.run = "asyncrl.agents.examples.find_the_button:Game"`, of a model that reads images.
+`agent.run = "asyncrl.agents.examples.find_the_button:Screens"`, of a model that reads images.
 
 Screens are drawn by the episode's seed, so a line of the task is only its number and how many it
 has: `{"prompt": "7", "answer": "", "screens": 2}`. The answer to a screen is the letter of a
@@ -12,16 +12,16 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from asyncrl.agents import Observation, Step
+from asyncrl.agents import Shown, Step
 
 SIZE = 56
 """Pixels of a screen's side: four tokens of the bundled small model, one for each quarter."""
 LETTERS, QUESTION = "ABCD", "Where?"
 SCREENS, PATCHES = 2, 2
-"""Buttons of an episode whose line does not say, and clicks that `Patched` corrects, at most."""
+"""Buttons of an episode whose line does not say, and clicks that are patched, at most."""
 
 
-class Game:
+class Screens:
     """Shows one button after another, each where the seed says. A click on it earns its share of
     1; one beside it shows the same screen with a mark where it fell, and earns nothing. Each screen
     may be clicked twice, and the second click earns half."""
@@ -29,14 +29,14 @@ class Game:
     screens = 3
     """Of its history the model sees the newest screens alone."""
 
-    def reset(self, entry: Mapping[str, Any], seed: int) -> Observation:
+    def reset(self, entry: Mapping[str, Any], seed: int) -> Shown:
         self._draw = random.Random(seed)
         self._quarter, self._missed, self._patched = 0, 0, 0
         self._left = self._buttons = int(entry.get("screens", SCREENS))
         if not 1 <= self._buttons <= 16:
             raise ValueError(f"an episode has 1 to 16 screens, not {self._buttons}")
         self._next()
-        return Observation(QUESTION, [self._screen()])
+        return Shown(QUESTION, [self._screen()])
 
     def step(self, reply: str) -> Step:
         clicked = reply.strip()[:1].upper()
@@ -50,7 +50,7 @@ class Game:
         else:
             self._missed = 1
             self._mark = LETTERS.find(clicked) if clicked else -1
-        return Step(Observation(QUESTION, [self._screen()]), reward, done=False)
+        return Step(Shown(QUESTION, [self._screen()]), reward, done=False)
 
     def _next(self) -> None:
         """Draw the next screen's places: of the button, and of two bars elsewhere."""
@@ -82,7 +82,7 @@ class Game:
         return screen
 
 
-class Patched(Game):
+class PatchedScreens(Screens):
     """The game with UI-S1's semi-online patches (arXiv 2509.11543): after a click beside a button
     the history has the right letter in place of the reply, and the next screen comes, as if the
     expert had clicked. The third miss ends the episode."""
@@ -92,5 +92,5 @@ class Patched(Game):
         self._left, self._patched = self._left - 1, self._patched + (not hit)
         done = not self._left or self._patched > PATCHES
         self._next()
-        shown = Observation(QUESTION, [self._screen()])
+        shown = Shown(QUESTION, [self._screen()])
         return Step(shown, hit / self._buttons, done, said="" if hit else right)

@@ -1,7 +1,7 @@
-"""What a model is shown by an environment or a function: texts with images, as messages of OpenAI's
-chat. Invariant: the gateway gets the image's own bytes, and decodes them.
+"""Texts with images for a model, by an environment or a function, as messages of OpenAI's chat.
+Invariant: the gateway gets the image's own bytes, and decodes them.
 
-    Observation("Where is the button?", [screen])     screen: a PIL image, encoded bytes, or a path
+    Shown("Where is the button?", [screen])     screen: a PIL image, encoded bytes, or a path
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEFT_OUT = "(an earlier image)"
 """The text in place of an image that a history leaves out."""
 
 
-class Observation(NamedTuple):
+class Shown(NamedTuple):
     """A text for the model, with images before it: each a PIL image, its encoded bytes (PNG, JPEG,
     …), or the path of its file."""
 
@@ -27,13 +27,13 @@ class Observation(NamedTuple):
     images: Sequence[Any] = ()
 
 
-def user_message(shown: str | Observation) -> dict[str, Any]:
+def user_message(shown: str | Shown) -> dict[str, Any]:
     """The user's message that shows a text, or an observation. Raises TypeError for an image that
     is none, and OSError for a file that cannot be read.
 
-    >>> user_message("1 + 1?"), user_message(Observation("1 + 1?"))["content"]
+    >>> user_message("1 + 1?"), user_message(Shown("1 + 1?"))["content"]
     ({'role': 'user', 'content': '1 + 1?'}, '1 + 1?')
-    >>> user_message(Observation("Where?", [b"GIF89a"]))["content"][0]
+    >>> user_message(Shown("Where?", [b"GIF89a"]))["content"][0]
     {'type': 'image_url', 'image_url': {'url': 'data:image/gif;base64,R0lGODlh'}}
     """
     if isinstance(shown, str) or not shown.images:
@@ -47,7 +47,7 @@ def newest_images(messages: Sequence[Mapping[str, Any]], most: int) -> list[dict
     """Messages with the newest images alone, at most so many (0 or more): a text stands in place of
     each other one. A history that is cut so is another context, and so a branch.
 
-    >>> history = [user_message(Observation(text, [b"GIF89a"])) for text in "ab"]
+    >>> history = [user_message(Shown(text, [b"GIF89a"])) for text in "ab"]
     >>> [part.get("text") for message in newest_images(history, 1) for part in message["content"]]
     ['(an earlier image)', 'a', None, 'b']
     """
