@@ -65,31 +65,26 @@ def test_a_run_learns_from_screens(tmp_path: Path) -> None:
 
 
 AGENT = """
-import os, signal
-from asyncrl.agents import Step
-from asyncrl.agents.agent_episode import messages_of
-from asyncrl.agents.shown import Shown
+import base64, io, os, signal
+from PIL import Image
+from asyncrl.agents import MODEL, Shown, newest_images
+from asyncrl.agents.shown import user_message
 
-class Odd:
-    screens = 2
-    def reset(self, entry, seed, episode):
-        self.episode, self.turn = episode, 0
-        [given] = episode.messages
-        self.url = given["content"][0]["image_url"]["url"]
-        return Shown("Where?", [self.image(56)])
-
-    def step(self, reply):
-        self.turn += 1
-        if self.turn == 2 and self.episode.attempt == 0 and self.episode.prompt_index % 2:
+async def odd(client, episode):
+    messages, odd = [*episode.messages], 0.0
+    data = messages[0]["content"][0]["image_url"]["url"].partition(",")[2]
+    screen = Image.open(io.BytesIO(base64.b64decode(data)))
+    for turn in range(3):
+        answer = await client.chat.completions.create(
+            model=MODEL, messages=messages, max_tokens=4
+        )
+        if turn == 1 and episode.attempt == 0 and episode.prompt_index % 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        shown = Shown("And?", [self.image(28)])
-        return Step(shown, float(sum(map(ord, reply)) % 2), self.turn == 3)
-
-    def image(self, size):
-        import base64, io
-        from PIL import Image
-        data = base64.b64decode(self.url.partition(",")[2])
-        return Image.open(io.BytesIO(data)).resize((size, size + 28 * (self.turn % 2)))
+        reply = answer.choices[0].message.content
+        odd += sum(map(ord, reply)) % 2
+        shown = user_message(Shown("And?", [screen.resize((56, 28 + 28 * turn))]))
+        messages = newest_images([*messages, {"role": "assistant", "content": reply}, shown], 2)
+    return odd / 3
 """
 
 
@@ -103,7 +98,7 @@ def test_an_agent_that_is_killed_shows_the_same_screens_again(tmp_path: Path) ->
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     run = tmp_path / "run"
     settings = {
-        "agent__run": "odd:Odd",
+        "agent__run": "odd:odd",
         "task__name": "data",
         "task__path": str(tmp_path / "data" / "rows.jsonl"),
         "task__chat": True,
@@ -112,8 +107,8 @@ def test_an_agent_that_is_killed_shows_the_same_screens_again(tmp_path: Path) ->
         "train__eval_every": 2,
         "staleness__depth": 0,
         "staleness__max_lag": 0,
-        "rollout__max_new_tokens": 9,
-        "engine__context_tokens": 96,
+        "rollout__max_new_tokens": 12,
+        "engine__context_tokens": 160,
     }
     ran = train(command(tmp_path / "model", run, **settings), PYTHONPATH=path)
     assert ran.returncode == 0, ran.stderr
@@ -123,7 +118,8 @@ def test_an_agent_that_is_killed_shows_the_same_screens_again(tmp_path: Path) ->
         events = [event for _, event in history.events(0)]
     calls = {event.call: event for event in events if isinstance(event, e.Called)}
     again = [calls[event.call] for event in events if isinstance(event, e.Reused)]
-    assert any(call.images for call in again)
+    assert sum(bool(call.images) for call in again) > 1  # of its first turn, and of its second
+    assert any(call.after is not None for call in again)
     kept = {path.name for path in (run / IMAGES).iterdir()}
     assert {image for call in calls.values() for image in call.images} <= kept
     assert len(kept) <= 4 * 6  # a row's own, and three sizes of it
