@@ -27,7 +27,7 @@ from asyncrl.actors.entry_images import EntryImages
 from asyncrl.actors.episode_sockets import EpisodeSockets
 from asyncrl.actors.errors import CoordinatorLost
 from asyncrl.actors.reporting import Reporter
-from asyncrl.agents.agent_episode import EpisodeFacts
+from asyncrl.agents.agent_episode import EpisodeFacts, messages_of
 from asyncrl.agents.endings import AgentEnd, AgentFailed, no_facts
 from asyncrl.agents.gateway.capability import capability
 from asyncrl.agents.gateway.played_session import PlayedSession
@@ -37,8 +37,8 @@ from asyncrl.runtime.ipc.link import Link
 
 logger = logging.getLogger(__name__)
 
-PromptFacts = Callable[[Split, int], Awaitable[tuple[str, dict[str, Any]]]]
-"""The text of a prompt, and its entry in the task."""
+PromptFacts = Callable[[Split, int], Awaitable[tuple[str, dict[str, Any], list[dict[str, Any]]]]]
+"""The text of a prompt, its entry in the task, and its messages where it has images."""
 
 
 class Player(Protocol):
@@ -133,8 +133,8 @@ class EpisodePlayer:
 
     async def _facts(self, session: PlayedSession, socket: str, notes: str) -> EpisodeFacts:
         play, key = session.play, self._sessions.key
-        prompt, entry = await self._prompt(play.split, play.prompt_index)
-        return EpisodeFacts(
+        prompt, entry, messages = await self._prompt(play.split, play.prompt_index)
+        facts = EpisodeFacts(
             prompt=prompt,
             entry=entry,
             prompt_index=play.prompt_index,
@@ -146,7 +146,10 @@ class EpisodePlayer:
             socket=socket,
             boxes=None if self._images is None else self._images.origin,
             opened=notes,
+            messages=messages,
         )
+        session.messages = messages_of(facts)
+        return facts
 
     def _say(self, session: PlayedSession, attempt: AgentAttempt) -> None:
         play, end = session.play, _outcome(session, attempt.end)

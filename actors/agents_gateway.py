@@ -20,7 +20,9 @@ from asyncrl.actors.elsewhere import ElsewherePool
 from asyncrl.actors.entry_images import EntryImages
 from asyncrl.actors.episode_sockets import EpisodeSockets, private_folder
 from asyncrl.actors.reporting import Reporter
+from asyncrl.agents.data_messages import messages_with_images
 from asyncrl.agents.gateway.app import application
+from asyncrl.agents.gateway.call_images import CallImages
 from asyncrl.agents.gateway.forwarding import open_forwarding
 from asyncrl.agents.gateway.gateway import Gateway
 from asyncrl.agents.gateway.gateway_settings import Settings
@@ -32,11 +34,12 @@ from asyncrl.config.keyed_models import keyed_models
 from asyncrl.config.sandbox_hosts import NO_PROVIDER
 from asyncrl.config.schema import PLAYED_ELSEWHERE
 from asyncrl.config.schema.other_models import TRAINED
+from asyncrl.config.vision import unseen
 from asyncrl.messages import Play, Split
 from asyncrl.runtime.httpd.asgi import HttpRefusal
 from asyncrl.runtime.ipc.keys import read_private
 from asyncrl.runtime.ipc.waits import Waits
-from asyncrl.runtime.run_dir import GATEWAY_KEY
+from asyncrl.runtime.run_dir import GATEWAY_KEY, IMAGES
 from asyncrl.sandbox.boxes.box_ends import remote_ends
 from asyncrl.sandbox.boxes.box_names import run_id
 from asyncrl.sandbox.boxes.box_settings import BoxSettings
@@ -45,6 +48,8 @@ from asyncrl.sandbox.enders import Enders
 from asyncrl.sandbox.opened import SCRATCH
 from asyncrl.tasks import TaskError, open_task
 from asyncrl.tasks.entry import entry_of
+from asyncrl.tasks.images.kept_images import KeptImages
+from asyncrl.tasks.images.vision_model import VisionModel
 from asyncrl.tasks.prompt import text_of
 from asyncrl.tasks.text import Tokenizer
 
@@ -82,9 +87,16 @@ async def open_episodes(
     sessions = PlayedSessions(read_private(run / GATEWAY_KEY, 1024))
     tokenizer = await trio.to_thread.run_sync(chat_tokenizer, initial)
     task = await trio.to_thread.run_sync(open_task, config.task, config.run.seed)
-    limits = settings(config, tokenizer.sampled)
+    shown = await trio.to_thread.run_sync(call_images, config, run, initial, tokenizer)
+    limits = settings(config, tokenizer.sampled, shown if isinstance(shown, str) else "")
     gateway = await trio.to_thread.run_sync(
-        Gateway, sessions, tokenizer, limits, waits, reporter.count
+        Gateway,
+        sessions,
+        tokenizer,
+        limits,
+        waits,
+        reporter.count,
+        None if isinstance(shown, str) else shown,
     )
     if gateway.format.refusal:
         logger.warning("calls that offer tools are refused: %s", gateway.format.refusal)
@@ -95,13 +107,15 @@ async def open_episodes(
     models = await trio.to_thread.run_sync(keyed_models, agent)
     reading = trio.CapacityLimiter(1)
 
-    async def prompt(split: Split, prompt_index: int) -> tuple[str, dict[str, Any]]:
-        def both() -> tuple[str, dict[str, Any]]:
+    async def prompt(
+        split: Split, prompt_index: int
+    ) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
+        def read() -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
             asked = task.prompt(split, prompt_index)
             text = tokenizer.decode(asked) if isinstance(asked, list) else text_of(asked)
-            return text, entry_of(task, split, prompt_index)
+            return text, entry_of(task, split, prompt_index), messages_with_images(asked)
 
-        return await trio.to_thread.run_sync(both, limiter=reading, abandon_on_cancel=True)
+        return await trio.to_thread.run_sync(read, limiter=reading, abandon_on_cancel=True)
 
     def refused(refusal: HttpRefusal) -> None:
         reporter.count(f"agents_refused_{refusal}")
@@ -202,8 +216,23 @@ def chat_tokenizer(initial: Path) -> Tokenizer:
         return Tokenizer(initial)
 
 
-def settings(config: Config, vocabulary: int) -> Settings:
-    """Settings of the gateway: room for all calls of all episodes. The coordinator bounds them."""
+def call_images(config: Config, run: Path, initial: Path, tokenizer: Tokenizer) -> CallImages | str:
+    """The images of agents' calls, or the reason why they are not read, the end of a sentence."""
+    try:
+        model = VisionModel(initial)
+    except TaskError:
+        return "this model reads text alone"
+    if why := unseen(config):
+        return why
+    if not tokenizer.has_template:
+        return "this model has no chat template"
+    placeholder = tokenizer.decode([model.token], special=True)
+    return CallImages(KeptImages(run / IMAGES), model, placeholder)
+
+
+def settings(config: Config, vocabulary: int, blind: str) -> Settings:
+    """Settings of the gateway: room for all calls of all episodes. The coordinator bounds them.
+    `blind` says why images are not read."""
     agent = config.agent
     return Settings(
         model=TRAINED,
@@ -213,4 +242,5 @@ def settings(config: Config, vocabulary: int) -> Settings:
         call_s=agent.call_s,
         as_sampled=agent.history == "as_sampled",
         strict=agent.strict_parameters,
+        blind=blind,
     )

@@ -22,6 +22,7 @@ from asyncrl.config import Config
 from asyncrl.experience.call import Call, RolloutStatus
 from asyncrl.experience.episode import AgentCall
 from asyncrl.experience.events import Leased
+from asyncrl.experience.image_marks import numbered_alone
 from asyncrl.experience.rollout import Group
 from asyncrl.messages import Lease, Leases, Split
 from asyncrl.runtime.processes.standstill import RunClock
@@ -149,7 +150,7 @@ class Placement:
         version."""
         leases, ids = [], bytearray()
         for call, pinned in calls:
-            context, key, temperature = self._asked(call)
+            context, images, key, temperature = self._asked(call)
             attempt = call.attempt + 1
             leases.append(
                 Lease(
@@ -157,7 +158,7 @@ class Placement:
                     attempt=attempt,
                     key=key,
                     split=split,
-                    images=self._store.experience.groups[call.group].images,
+                    images=images,
                     prompt_tokens=len(context) // 4,
                     prefix_tokens=call.tokens,
                     max_new_tokens=call.remaining,
@@ -175,16 +176,19 @@ class Placement:
             )
         engine.peer.send(Leases(leases), bytes(ids))
 
-    def _asked(self, call: Call) -> tuple[bytes, int, float]:
-        """Context of a call (`int32` ids), the key of its draws, and its temperature."""
+    def _asked(self, call: Call) -> tuple[bytes, tuple[str, ...], int, float]:
+        """Context of a call (`int32` ids) with its images, the key of its draws, and its
+        temperature."""
         experience = self._store.experience
         if isinstance(call, AgentCall):
             episode = experience.rollouts[call.rollout].episode
             assert episode is not None, "a sealed episode has no calls"
-            return episode.context(call), call.key, call.temperature
+            context = episode.context(call)
+            ids, images = numbered_alone(context, episode.images)
+            return ids, images, call.key, call.temperature
         group = experience.groups[call.group]
         key = group.key + group.place_of(call.id)
-        return group.prompt, key, temperature_of(group, self._config)
+        return group.prompt, group.images, key, temperature_of(group, self._config)
 
 
 def temperature_of(group: Group, config: Config) -> float:

@@ -41,6 +41,7 @@ from asyncrl.experience.events import (
     Sealed,
     ToolFailed,
 )
+from asyncrl.experience.image_marks import HASH, numbered_alone, numbered_by
 from asyncrl.experience.rollout import Group, Rollout
 from asyncrl.explain.run_status import EpisodeCounts
 from asyncrl.messages import (
@@ -258,7 +259,7 @@ class Playing:
             return
         context = bytes(ids)
         new = message.number == len(attempt.calls) and message.max_new_tokens > 0
-        if not new or not context or len(context) % 4:
+        if not new or not context or len(context) % 4 or not _shows(message.images, context):
             raise LinkError(
                 "malformed",
                 f"{sender.name} asks for call {message.number} of rollout {message.rollout}, with "
@@ -268,7 +269,8 @@ class Playing:
         group = self._store.experience.groups[rollout.group]
         episode, temperature = _episode_of(rollout), self._temperature(group)
         settings = _encode([message.max_new_tokens, temperature, message.stops])
-        key = episode.next_key(rollout_key(group, rollout), settings + context)
+        asked = settings + context + "".join(message.images).encode()
+        key = episode.next_key(rollout_key(group, rollout), asked)
         earlier = [
             call
             for call in episode.calls
@@ -288,7 +290,9 @@ class Playing:
         if earlier and not attempt.diverged:
             attempt.diverged = True
             self.diverged += 1
-        after, given = episode.locate(context)
+        images = tuple(image for image in message.images if image not in episode.images)
+        table = [*episode.images, *images]
+        after, given = episode.locate(numbered_by(context, message.images, table))
         call = self._store.experience.next_rollout
         self._store.record(
             Called(
@@ -301,6 +305,7 @@ class Playing:
                 max_new_tokens=budget,
                 temperature=temperature,
                 role=message.role,
+                images=images,
             )
         )
         attempt.answering(message.number, call)
@@ -503,6 +508,14 @@ class Playing:
         """True if the rollout of an attempt is neither buried nor dropped."""
         rollout = self._store.experience.rollouts.get(attempt.rollout)
         return rollout is not None and rollout.status is RolloutStatus.BEGUN
+
+
+def _shows(images: tuple[str, ...], context: bytes) -> bool:
+    """True if these are the images of a context, each once."""
+    try:
+        return numbered_alone(context, images)[1] == images and all(map(HASH.fullmatch, images))
+    except ValueError:
+        return False
 
 
 def over_budget(max_calls: int, *, tokens: bool) -> str:

@@ -24,6 +24,7 @@ from asyncrl.config.flow import penalty_band
 from asyncrl.config.judging import AHEAD, judge_s, judges_groups, most_held
 from asyncrl.experience.episode import last_context
 from asyncrl.experience.events import Judged
+from asyncrl.experience.image_marks import without_images
 from asyncrl.experience.rollout import Group, Rollout
 from asyncrl.messages import (
     Finish,
@@ -231,7 +232,8 @@ def _continued(group: Group, rollout: Rollout) -> bytes:
     all that its last turn had before it."""
     if not rollout.turns:
         return group.prompt
-    return last_context(rollout.ids, rollout.turns, rollout.strands)
+    context = last_context(rollout.ids, rollout.turns, rollout.strands)
+    return without_images(context) if rollout.images else context
 
 
 def _reply(rollout: Rollout) -> tuple[int, Finish]:

@@ -24,17 +24,29 @@ if TYPE_CHECKING:
     from asyncrl.agents.agent_sandbox import with_model
     from asyncrl.agents.call_role import as_role
     from asyncrl.agents.environments import Step
+    from asyncrl.agents.shown import Shown, newest_images
 
 _HOME_OF = {
     "MODEL": "agent_episode",
     "AgentEpisode": "agent_episode",
     "BlockingEpisode": "agent_episode",
+    "Shown": "shown",
     "Step": "environments",
     "as_role": "call_role",
+    "newest_images": "shown",
     "with_model": "agent_sandbox",
 }
 
-__all__ = ["MODEL", "AgentEpisode", "BlockingEpisode", "Step", "as_role", "with_model"]
+__all__ = [
+    "MODEL",
+    "AgentEpisode",
+    "BlockingEpisode",
+    "Shown",
+    "Step",
+    "as_role",
+    "newest_images",
+    "with_model",
+]
 
 
 def __getattr__(name: str) -> Any:

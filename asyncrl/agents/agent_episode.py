@@ -59,8 +59,9 @@ class EpisodeFacts(msgspec.Struct, frozen=True):
     get. `attempt` counts from 0. All other fields but these two are the same in each attempt:
     `socket` is the path of the Unix socket through which a program in the sandbox reaches the
     gateway, and `opened` the folder in which the attempt's processes note what they open outside
-    (`asyncrl.sandbox.opened`); "" if there is none. `boxes` says where the sandboxes are that the
-    agent opens; None if it opens none."""
+    (`asyncrl.sandbox.opened`); "" if there is none. `messages` are the prompt's where it has
+    images, in the form of OpenAI's chat, with data URLs. `boxes` says where the sandboxes are that
+    the agent opens; None if it opens none."""
 
     prompt: str
     entry: dict[str, Any]
@@ -73,6 +74,7 @@ class EpisodeFacts(msgspec.Struct, frozen=True):
     socket: str = ""
     boxes: BoxOrigin | None = None
     opened: str = ""
+    messages: list[dict[str, Any]] = []
 
     @property
     def session(self) -> str:
@@ -97,7 +99,7 @@ class EpisodeError(Exception):
 
 def messages_of(facts: EpisodeFacts) -> list[dict[str, Any]]:
     """The conversation that an agent begins with: the data's own, or the prompt as the user's."""
-    given = facts.entry.get("prompt")
+    given = facts.messages or facts.entry.get("prompt")
     if isinstance(given, list) and given and all(isinstance(one, dict) for one in given):
         return [dict(one) for one in given]
     return [{"role": "user", "content": facts.prompt}]

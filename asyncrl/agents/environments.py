@@ -4,6 +4,9 @@
         def reset(self, entry, seed): return "Guess a number from 1 to 10."
         def step(self, reply): return Step("too low", 0.0, done=False)
 
+A text for the model may be an `Shown`, which has images too. Of a history the class attribute
+`screens` keeps the newest images alone, so many of them.
+
 Both methods may be async. `reset(self, entry, seed, episode)` gets the `AgentEpisode`, too. Each
 attempt makes a new object, and calls `reset` with the task's entry and the episode's seed: it draws
 random numbers from that seed, so that each attempt is the same. With the class attribute
@@ -21,30 +24,33 @@ from asyncrl.agents.agent_episode import AgentEpisode, EpisodeFacts
 from asyncrl.agents.agent_rewards import as_reward
 from asyncrl.agents.gateway_client import GatewayClient
 from asyncrl.agents.model_call import ChatMessage, EpisodeFull, reply_to
+from asyncrl.agents.shown import Shown, newest_images, user_message
 
 
 class Step(NamedTuple):
-    """An environment's answer to a reply: the next text for the model, the reward of the reply's
-    turn, and True if the episode is over (then the text is ignored). `failed` names the tool that
-    the reply called, if that failed (`agent.mask_failed`). `key` names the state in which the reply
-    was given, for advantages that compare turns of one state. `role` is that of the replies from
-    the next one on; empty: as before."""
+    """An environment's answer to a reply: the next text or observation for the model, the reward of
+    the reply's turn, and True if the episode is over (then the text is ignored). `failed` names the
+    tool that the reply called, if that failed (`agent.mask_failed`). `key` names the state in which
+    the reply was given, for advantages that compare turns of one state. `role` is that of the
+    replies from the next one on; empty: as before. `said` is the text that the history has in place
+    of the reply, which is trained all the same (a patch by an expert's); empty: the reply."""
 
-    text: str
+    text: str | Shown
     reward: float
     done: bool
     failed: str = ""
     key: str = ""
     role: str = ""
+    said: str = ""
 
 
 class Environment(Protocol):
     """Methods that an environment's class has."""
 
     @property
-    def reset(self) -> Callable[..., str | Awaitable[str]]:
-        """A method that begins, and returns the first text for the model. It is called with the
-        entry and the seed, and with `episode` if it has such a parameter."""
+    def reset(self) -> Callable[..., str | Shown | Awaitable[str | Shown]]:
+        """A method that begins, and returns the first text or observation for the model. It is
+        called with the entry and the seed, and with `episode` if it has such a parameter."""
         ...
 
     def step(self, reply: str) -> Step | Awaitable[Step]:
@@ -62,8 +68,9 @@ async def play(environment: Environment, facts: EpisodeFacts) -> float:
 async def _play(environment: Environment, facts: EpisodeFacts, gateway: GatewayClient) -> float:
     episode = AgentEpisode(facts, gateway)
     more = {"episode": episode} if wants_episode(environment.reset) else {}
-    text = await _settled(environment.reset(episode.entry, episode.seed, **more))
-    messages: list[ChatMessage] = [{"role": "user", "content": text}]
+    shown = await _settled(environment.reset(episode.entry, episode.seed, **more))
+    messages: list[ChatMessage] = [user_message(shown)]
+    screens: int | None = getattr(environment, "screens", None)
     special = getattr(environment, "skip_special_tokens", True) is False
     role: str = getattr(environment, "role", "")
     total = 0.0
@@ -75,7 +82,7 @@ async def _play(environment: Environment, facts: EpisodeFacts, gateway: GatewayC
                 return total
             raise
         step = Step(*await _settled(environment.step(reply)))
-        text, step_reward, done, failed, key, next_role = step
+        shown, step_reward, done, failed, key, next_role, said = step
         reward = as_reward(step_reward)
         await episode.reward(reward, key=key)
         if failed:
@@ -84,7 +91,9 @@ async def _play(environment: Environment, facts: EpisodeFacts, gateway: GatewayC
         role = next_role or role
         if done:
             return total
-        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": text}]
+        messages += [{"role": "assistant", "content": said or reply}, user_message(shown)]
+        if screens is not None:
+            messages = newest_images(messages, screens)
 
 
 def wants_episode(reset: Callable[..., Any]) -> bool:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from asyncrl.agents.agent_episode import MODEL, SHOWN, EpisodeError, EpisodeFacts
 from asyncrl.agents.gateway_client import GatewayAnswer, GatewayClient
 from asyncrl.escape import escaped
 
-ChatMessage = dict[str, str]
-"""A message of a chat: `role` and `content`."""
+ChatMessage = dict[str, Any]
+"""A message of a chat: `role` and `content`, a text or parts."""
 
 FULL = ("episode_full", "context_length_exceeded")
 """Codes of the gateway for a call of an episode that is as long as it may be."""

@@ -17,7 +17,6 @@ def unseen(config: Config) -> str:
     reasons = (
         (engine.kind != "embedded", "by embedded engines alone: set engine.kind to embedded"),
         (engine.compile, "by uncompiled engines alone: set engine.compile to false"),
-        (config.agent.run, "in prompts and not by agents: take agent.run out"),
         (config.sft.run, "in rollouts and not in supervised runs: take sft.run out"),
         (joined(config), "on one machine alone: take the other machines of cluster out"),
         ("://" in config.run.copy, "without a copy in a store: set run.copy to a folder"),

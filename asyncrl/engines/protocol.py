@@ -28,7 +28,8 @@ class Request(msgspec.Struct, frozen=True):
     most `max_new_tokens` (at least 1) more are sampled, at `temperature` (0: greedy). The draw of
     response token i depends on (run seed, `key`, i) and the distribution alone. `version` pins the
     request to a version that the engine keeps; None follows the current one. `images` are the
-    hashes of those that the prompt's placeholders stand for, in their order.
+    hashes of those that the prompt's placeholders stand for, in their order; of an agent's call, a
+    part of image `n` of them is the id `-1 - n`.
 
     A prompt of three tokens, of whose response two are known; three more are to come, at the
     response's indices 2, 3 and 4:

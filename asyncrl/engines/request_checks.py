@@ -27,7 +27,7 @@ def refuse_misfit(request: Request, *, vocab_size: int, context_tokens: int) -> 
             " raise engine.context_tokens or lower rollout.max_new_tokens"
         )
     low, high = int(request.ids.min()), int(request.ids.max())
-    if low < 0 or high >= vocab_size:
+    if low < -len(request.images) or high >= vocab_size:  # an agent's images have negative ids
         raise ValueError(
             f"rollout {request.rollout}: id {low if low < 0 else high} is outside the vocabulary "
             f"of {vocab_size}: the model's embedding has no row for it"

@@ -74,7 +74,7 @@ class Episode(msgspec.Struct):
     order in which they were first made, and `used` the numbers of those that this attempt made, in
     its order. `rewards` are this attempt's, by call; that of the whole is under None. `failed` has
     the tools of failed calls, by call, and `keys` the keys of turns. `notes` are results noted by
-    any attempt."""
+    any attempt. `images` are the hashes of those in its calls, by their numbers."""
 
     attempt: int = 0
     failures: int = 0
@@ -85,6 +85,7 @@ class Episode(msgspec.Struct):
     rewards: dict[int | None, float] = msgspec.field(default_factory=dict)
     failed: dict[int, str] = msgspec.field(default_factory=dict)
     keys: dict[int, str] = msgspec.field(default_factory=dict)
+    images: list[str] = msgspec.field(default_factory=list)
 
     @property
     def tokens(self) -> int:

@@ -4,12 +4,14 @@ happened raises ImpossibleEvent and changes nothing."""
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable
 from typing import Any
 
 from asyncrl.experience import events as e
 from asyncrl.experience.call import Call, ImpossibleEvent, RolloutStatus
 from asyncrl.experience.episode import AgentCall, Episode
+from asyncrl.experience.image_marks import HASH
 from asyncrl.experience.rollout import Rollout
 from asyncrl.experience.state import ExperienceState
 
@@ -51,6 +53,7 @@ def _called(state: ExperienceState, event: e.Called) -> None:
                 f"call {event.call} shares {event.after[1]} tokens with call {parent.id}, which "
                 f"has {most}"
             )
+    _refuse_unknown_images(episode, event)
     if not 0 < event.max_new_tokens <= rollout.max_new_tokens:
         raise ImpossibleEvent(
             f"call {event.call} may have {event.max_new_tokens} tokens, of {rollout.max_new_tokens}"
@@ -68,11 +71,20 @@ def _called(state: ExperienceState, event: e.Called) -> None:
         temperature=event.temperature,
         role=event.role,
     )
+    episode.images += event.images
     episode.calls.append(call)
     episode.used.append(call.id)
     state.calls[call.id] = call
     state.work_index.enter(state.groups[rollout.group], call)
     state.next_rollout += 1
+
+
+def _refuse_unknown_images(episode: Episode, event: e.Called) -> None:
+    known = [*episode.images, *event.images]
+    if len(known) > len(set(known)) or not all(map(HASH.fullmatch, event.images)):
+        raise ImpossibleEvent(f"call {event.call} has an image twice, or one that is no hash")
+    if min(array("i", event.given), default=0) < -len(known):
+        raise ImpossibleEvent(f"call {event.call} was given an image that its episode has not")
 
 
 def _answered(state: ExperienceState, event: e.Answered) -> None:

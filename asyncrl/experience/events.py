@@ -138,6 +138,8 @@ class Called(Event, frozen=True):
     (call, tokens)`, and then the `int32` ids `given`; with None, these alone. `key` seeds its
     draws. It is derived from the rollout's key, the context and the sampling settings, so the next
     attempt recognizes the call by it. `role` is what the agent calls as; empty: it does not say.
+    `images` are the hashes of those in `given` that no call of the episode had before: they follow
+    its others, and an id `-1 - n` is a part of its image `n` (`image_marks.py`).
 
     Example: call 9 was given 10 tokens and sampled 4. `Called(3, 1, 10, (9, 14), ids, …)` continues
     where it ended, with the `ids` of a tool's result.
@@ -152,6 +154,7 @@ class Called(Event, frozen=True):
     max_new_tokens: int
     temperature: float
     role: str = ""
+    images: tuple[str, ...] = ()
 
 
 class Answered(Event, frozen=True):

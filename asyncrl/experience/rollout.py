@@ -66,7 +66,8 @@ class Rollout(Call):
 
     An agent's rollout is an `episode` until it is sealed, with the tokens in its calls. Then the
     rollout has the tokens of its turns, one after another, and `turns` and `strands` give their
-    structure; `agent_reward` is the reward by its agent, None without one.
+    structure; `images` are those of its contexts, and `agent_reward` is the reward by its agent,
+    None without one.
 
     `left_out`: its group was trained without it, because it was not chosen (`train.keep`). A rule
     was asked about its first `looked` tokens last, 0 before, and let it go on with the `chance` of
@@ -89,6 +90,7 @@ class Rollout(Call):
     chance: float = 1.0
     pruned: bool = False
     source: Source = "own"
+    images: tuple[str, ...] = ()
 
     @property
     def own(self) -> bool:
@@ -122,13 +124,14 @@ class Rollout(Call):
             self.episode
         )
         self.attempt, self.agent_reward = self.episode.attempt, self.episode.rewards.get(None)
+        self.images = tuple(self.episode.images)
         self.episode = None
 
     def release(self) -> int:
         """Drop the tokens, and return their number."""
         tokens = self.tokens
         super().release()
-        self.turns, self.strands, self.episode = [], [], None
+        self.turns, self.strands, self.images, self.episode = [], [], (), None
         return tokens
 
 
@@ -410,16 +413,15 @@ class Group(msgspec.Struct):
     @property
     def prompt_facts(self) -> PromptFacts:
         """The facts of its prompt at its admission, without the label of its task."""
-        return PromptFacts(
-            self.prompt_index, "", self.prior, self.posterior, self.longest, self.images
-        )
+        images = () if self.played else self.images  # an agent's calls have their own
+        return PromptFacts(self.prompt_index, "", self.prior, self.posterior, self.longest, images)
 
     def sequences(self, member: Rollout) -> list[TrainingSequence]:
         """The training sequences of a member: the prompt with its response so far; for a sealed
         episode, one for each strand."""
         errors = member.verdict.errors if isinstance(member.verdict, Scored) else ()
         if member.strands:
-            return sequences(
+            strands = sequences(
                 member.ids,
                 member.behaviour,
                 member.spans,
@@ -428,6 +430,7 @@ class Group(msgspec.Struct):
                 errors,
                 member.routing,
             )
+            return [one.numbered(member.images) for one in strands] if member.images else strands
         return [
             TrainingSequence.single_turn(
                 self.prompt,

@@ -10,12 +10,13 @@ has behaviour and mask of the marked tokens only; the spans give their positions
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 import msgspec
 from msgspec.structs import replace
 
+from asyncrl.experience.image_marks import numbered_alone
 from asyncrl.messages import Finish, Sample, Span
 
 UNKNOWN = b"\xff"
@@ -34,7 +35,7 @@ class TrainingSequence(msgspec.Struct, frozen=True):
     found wrong, or of failed calls of tools: [start, end) of the marked tokens. `finish` is the
     finish of its last sampled response; empty where that is open or unknown. `routing` are the
     experts of the marked tokens, as many bytes for each (`Call.routing`); empty where none are
-    known.
+    known. `images` are the hashes of those that its negative ids number (`image_marks.py`).
 
     Example: a prompt of two tokens, three sampled ones, one given by a tool, and two sampled ones,
     of which the last is of a newer version.
@@ -55,6 +56,7 @@ class TrainingSequence(msgspec.Struct, frozen=True):
     finish: Finish = ""
     errors: tuple[tuple[int, int], ...] = ()
     routing: bytes = b""
+    images: tuple[str, ...] = ()
 
     @classmethod
     def single_turn(
@@ -86,6 +88,11 @@ class TrainingSequence(msgspec.Struct, frozen=True):
             errors=tuple(errors),
             routing=bytes(routing),
         )
+
+    def numbered(self, table: Sequence[str]) -> Self:
+        """The sequence, whose images have numbers of a table, with these of its own."""
+        ids, images = numbered_alone(self.ids, table)
+        return replace(self, ids=ids, images=images)
 
     @property
     def tokens(self) -> int:
@@ -137,6 +144,7 @@ class TrainingSequence(msgspec.Struct, frozen=True):
             share,
             list(turns),
             list(path_counts),
+            self.images,
         )
 
 

@@ -9,7 +9,7 @@ import time
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
@@ -92,6 +92,7 @@ def check_prompts(config: Config, task: Task) -> list[Row]:
                 *(Row("note", "task.path", note) for note in task.notes),
                 *_of_tokenizer(config, tokenizer),
                 *chat_rows(config, task, tokenizer),
+                *_of_agents_images(config),
                 *_of_split(config, task, tokenizer, "train"),
                 *_of_split(config, task, tokenizer, "evaluation"),
             ]
@@ -169,6 +170,14 @@ def _refuse_dropped(config: Config, tokenizer: Tokenizer, chat: ChatPrompt) -> N
             f"{', '.join(dict.fromkeys(lost))}, which the prompts have: take them out of the data, "
             "or give a model whose template has that role."
         )
+
+
+def _of_agents_images(config: Config) -> Iterator[Row]:
+    """A note if agents of a model that reads images cannot show it any with these settings."""
+    if config.agent.run and config.model.path and (why := unseen(config)):
+        with suppress(TaskError):  # a model of text
+            VisionModel(Path(config.model.path))
+            yield Row("note", "agent.run", f"agents' calls with images are refused: {why}")
 
 
 def _of_split(config: Config, task: Task, tokenizer: Tokenizer, split: Split) -> Iterator[Row]:

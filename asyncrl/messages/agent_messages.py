@@ -23,8 +23,8 @@ class Play(Message, frozen=True):
 class Ask(Message, frozen=True):
     """Agents actor to coordinator: the agent of this attempt calls the model, at the temperature of
     its `Play`; `number` counts its calls from 0. `stops` are the strings that end the answer for
-    it, `role` what it calls as (a planner, say); empty: it does not say. Buffer 0: `int32`
-    context."""
+    it, `role` what it calls as (a planner, say); empty: it does not say. Buffer 0: `int32` context,
+    in which an id `-1 - n` is a part of image `n` of `images`, by their hashes."""
 
     rollout: int
     attempt: int
@@ -32,6 +32,7 @@ class Ask(Message, frozen=True):
     max_new_tokens: int
     stops: list[str] = []
     role: str = ""
+    images: tuple[str, ...] = ()
 
 
 class Reply(Message, frozen=True):

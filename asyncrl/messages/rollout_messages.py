@@ -21,7 +21,8 @@ class Lease(Part, frozen=True):
     """One rollout to generate. `prefix_tokens` of its response are known already (it is resumed);
     at most `max_new_tokens` more may be sampled. `key` and a token's index decide that token's
     draw, independently of other rollouts. `version` pins the weights (evaluation); None: the
-    current ones. `images` are the hashes of those that its prompt's placeholders stand for."""
+    current ones. `images` are the hashes of those that its prompt's placeholders stand for; of an
+    agent's call, a part of image `n` of them is the id `-1 - n`."""
 
     rollout: int
     attempt: int

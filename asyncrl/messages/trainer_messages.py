@@ -29,7 +29,8 @@ class Sample(Part, frozen=True):
     rollout's sampled tokens. `turns` are the turns that these are of, in their order, each with its
     number in the rollout and its tokens; empty where there is one turn. `path_counts` are runs
     of these tokens: the number of paths that each is in, as often as which it counts
-    (`train.branches`), and how many tokens the run has; empty: all count once.
+    (`train.branches`), and how many tokens the run has; empty: all count once. Of an episode, an id
+    `-1 - n` is a part of image `n` of `images`, by their hashes.
 
     Example: 2 prompt tokens, 3 sampled, 1 given, 2 sampled: `prompt_tokens` 2, `response_tokens` 6,
     `spans` (3, 2, 5) and (4, 6, 8), `sampled_tokens` 5.
@@ -48,6 +49,7 @@ class Sample(Part, frozen=True):
     share: float = 1.0
     turns: list[tuple[int, int]] = []
     path_counts: list[tuple[int, int]] = []
+    images: tuple[str, ...] = ()
 
     @property
     def sampled_tokens(self) -> int:

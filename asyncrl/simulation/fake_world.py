@@ -305,10 +305,12 @@ class FakeWorld(World):
         return f"step-{version}"
 
 
-async def _no_text(split: Split, prompt_index: int) -> tuple[str, dict[str, Any]]:
+async def _no_text(
+    split: Split, prompt_index: int
+) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
     """The text of a prompt and its entry: scripted agents need none."""
     await trio.lowlevel.checkpoint()
-    return "", {}
+    return "", {}, []
 
 
 class _ObservedLog:

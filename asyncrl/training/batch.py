@@ -151,7 +151,7 @@ def shown_texts(
 ) -> list[PackedBatch]:
     """Sequences packed by `texts`, where the prompts of some groups have images, whose hashes are
     `named`; `images` are those of the run. Raises ValueError where they cannot be read."""
-    if not named:
+    if not named and not any(sample.images for sample in samples):
         return texts(samples, ids, shared=shared, device=device, ranks=ranks)
     if images is None:
         raise ValueError("prompts have images, and this trainer was opened without those of a run")

@@ -119,7 +119,9 @@ class TrainedImages:
         rows, marked, start = ImageRows(), ids.copy(), 0
         for sample in samples:
             end = start + sample.prompt_tokens + sample.response_tokens
-            if names := images.get(sample.group):
+            if sample.images:
+                marked[start:end], _ = self._images.numbered(ids[start:end], sample.images, rows)
+            elif names := images.get(sample.group):
                 marked[start:end] = self._images.marked(
                     ids[start:end], sample.prompt_tokens, names, rows
                 )

@@ -351,11 +351,11 @@ async def test_a_prompt_that_cannot_be_given_to_an_agent_is_its_own_failure(
     async def agent(facts: EpisodeFacts) -> AgentEnd:
         return AgentEnded(1.0)
 
-    async def prompts(split: str, prompt_index: int) -> tuple[str, dict[str, Any]]:
+    async def prompts(split: str, prompt_index: int) -> tuple[str, dict[str, Any], list[Any]]:
         await trio.lowlevel.checkpoint()
         if prompt_index == 1:
             raise KeyError("question")
-        return "?", {}
+        return "?", {}, []
 
     async with played(tokenizer, TaskPlayer(agent), prompts=prompts) as p:
         await p.play(rollout=1, prompt_index=1)

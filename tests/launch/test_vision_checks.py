@@ -14,13 +14,12 @@ from asyncrl.config import Config, ConfigError
 from asyncrl.config.load import load
 from asyncrl.config.vision import unseen
 from asyncrl.launch.first_run import write_first_run
-from asyncrl.launch.prompt_checks import check_prompts
+from asyncrl.launch.prompt_checks import _of_agents_images, check_prompts
 from asyncrl.tasks import open_task
 
 UNSEEN = {
     "engine.kind=scripted": "engine.kind",
     "engine.compile=true": "engine.compile",
-    'agent.run="a:b"': "agent.run",
     "model.dtype=bfloat16": "model.dtype",
     "model.rounding=fp8": "model.rounding",
     "run.copy=s3://bucket/run": "run.copy",
@@ -81,6 +80,10 @@ def test_prompts_with_images_are_checked_as_the_model_reads_them(tmp_path: Path)
     assert not [row for row in check_prompts(settings, task) if "images" in str(row)]
     with pytest.raises(ConfigError, match=r"^prompts have images, and images are read .*compile"):
         check_prompts(config(*own, "engine.compile=true"), task)
+    played = ('agent.run="a:b"', "model.dtype=bfloat16", "task.path=rows.jsonl")
+    (note,) = _of_agents_images(config(*own, *played))
+    assert "agents' calls with images are refused" in str(note) and "model.dtype" in str(note)
+    assert not [*_of_agents_images(config(*own, "model.path=", *played))]
     with pytest.raises(ConfigError, match="this model reads text alone"):
         check_prompts(config(*own, "model.path="), task)
     (tmp_path / "screens" / "0.png").write_bytes(b"nothing")

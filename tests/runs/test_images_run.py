@@ -1,6 +1,7 @@
-"""A run whose prompts have images, from a folder of screens to a model: each image is kept once,
-engine and trainer agree, and the tower for images is as it was. Two ranks, an average, a reference
-and scores under earlier weights are part of it. Killed and resumed at lag 0 it makes the same."""
+"""Runs with images, from a folder of screens to a model: each image is kept once, engine and
+trainer agree, and the tower for images is as it was. Two ranks, an average, a reference and scores
+under earlier weights are part of one; killed and resumed at lag 0 it makes the same. An agent that
+is killed shows the same screens again."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from train_support import command, everything, resume, started, steps_done, trai
 
 from asyncrl.bundled.buttons import write_buttons
 from asyncrl.bundled.small_vision import write_vision_model
+from asyncrl.experience import events as e
 from asyncrl.explain.curve import StepPoint, read
+from asyncrl.explain.run_files import RunFiles
 from asyncrl.runtime.run_dir import IMAGES, METRICS, MODEL
 from asyncrl.tasks.images.kept_images import KeptImages
 from asyncrl.tasks.images.pixels import image_hash
@@ -84,3 +87,64 @@ def test_a_run_learns_from_screens(tmp_path: Path) -> None:
     assert changed and not any("visual" in name for name in changed)
     own = json.loads((run / MODEL / "preprocessor_config.json").read_text())
     assert own == json.loads((tmp_path / "model" / "preprocessor_config.json").read_text())
+
+
+AGENT = """
+import base64, io, os, signal
+from PIL import Image
+from asyncrl.agents import MODEL, Shown, newest_images
+from asyncrl.agents.shown import user_message
+
+async def odd(client, episode):
+    messages, odd = [*episode.messages], 0.0
+    data = messages[0]["content"][0]["image_url"]["url"].partition(",")[2]
+    screen = Image.open(io.BytesIO(base64.b64decode(data)))
+    for turn in range(3):
+        answer = await client.chat.completions.create(
+            model=MODEL, messages=messages, max_tokens=4
+        )
+        if turn == 1 and episode.attempt == 0 and episode.prompt_index % 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        reply = answer.choices[0].message.content
+        odd += sum(map(ord, reply)) % 2
+        shown = user_message(Shown("And?", [screen.resize((56, 28 + 28 * turn))]))
+        messages = newest_images([*messages, {"role": "assistant", "content": reply}, shown], 2)
+    return odd / 3
+"""
+
+
+def test_an_agent_that_is_killed_shows_the_same_screens_again(tmp_path: Path) -> None:
+    """Its second attempt gets the answers of the first one to the same screens, and what it sampled
+    is trained by the numbers with which it was sampled."""
+    pytest.importorskip("PIL", reason="images need Pillow (the extra vision)")
+    write_buttons(tmp_path / "data", rows=6)
+    write_vision_model(tmp_path / "model", seed=3)
+    (tmp_path / "odd.py").write_text(AGENT)
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    run = tmp_path / "run"
+    settings = {
+        "agent__run": "odd:odd",
+        "task__name": "data",
+        "task__path": str(tmp_path / "data" / "rows.jsonl"),
+        "task__chat": True,
+        "task__eval_size": 1,
+        "train__steps": 2,
+        "train__eval_every": 2,
+        "staleness__depth": 0,
+        "staleness__max_lag": 0,
+        "rollout__max_new_tokens": 12,
+        "engine__context_tokens": 160,
+    }
+    ran = train(command(tmp_path / "model", run, **settings), PYTHONPATH=path)
+    assert ran.returncode == 0, ran.stderr
+    steps = [point for point in read(run / METRICS) if isinstance(point, StepPoint)]
+    assert len(steps) == 2 and all(step.metrics["log_ratio_abs"] < 1e-5 for step in steps)
+    with RunFiles(run).journal() as history:
+        events = [event for _, event in history.events(0)]
+    calls = {event.call: event for event in events if isinstance(event, e.Called)}
+    again = [calls[event.call] for event in events if isinstance(event, e.Reused)]
+    assert sum(bool(call.images) for call in again) > 1  # of its first turn, and of its second
+    assert any(call.after is not None for call in again)
+    kept = {path.name for path in (run / IMAGES).iterdir()}
+    assert {image for call in calls.values() for image in call.images} <= kept
+    assert len(kept) <= 4 * 6  # a row's own, and three sizes of it

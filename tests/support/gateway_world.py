@@ -14,6 +14,7 @@ import numpy as np
 import trio
 
 from asyncrl.agents.gateway.app import application
+from asyncrl.agents.gateway.call_images import CallImages
 from asyncrl.agents.gateway.forwarding import Forwarding
 from asyncrl.agents.gateway.gateway import Gateway
 from asyncrl.agents.gateway.gateway_settings import Settings
@@ -76,12 +77,16 @@ class Says:
 
 
 def scripted(
-    script: Callable[[Request], Script], *, chunk_tokens: int = 4, context_tokens: int = CONTEXT
+    script: Callable[[Request], Script],
+    *,
+    chunk_tokens: int = 4,
+    context_tokens: int = CONTEXT,
+    vocabulary: int = VOCABULARY,
 ) -> ScriptedEngine:
     return ScriptedEngine(
         script,
         EngineOptions(slots=4, context_tokens=context_tokens, chunk_tokens=chunk_tokens),
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
     )
 
 
@@ -120,7 +125,9 @@ class AnsweringCoordinator:
                         self.asked_first.set()
                         ids = np.frombuffer(bytes(buffers[0]), np.int32)
                         most = message.max_new_tokens
-                        self._engine.submit([Request(number, 1, number, ids, 0, most, 1.0)])
+                        self._engine.submit(
+                            [Request(number, 1, number, ids, 0, most, 1.0, images=message.images)]
+                        )
                     case Enough():
                         ids_of = (message.rollout, message.attempt, message.number)
                         self._engine.interrupt(
@@ -146,6 +153,7 @@ async def opened(
     tokenizer: Tokenizer,
     count: Callable[[str], None] = lambda name: None,
     others: Forwarding | None = None,
+    images: CallImages | None = None,
     **settings: Any,
 ) -> AsyncIterator[tuple[AnsweringCoordinator, httpx2.AsyncClient]]:
     """A gateway before a coordinator with `engine`, with the session r1-1, and a client of it
@@ -157,7 +165,7 @@ async def opened(
         **{"vocabulary": VOCABULARY, **settings},
     )
     gateway, coordinator = (
-        Gateway(sessions, tokenizer, limits, Waits(), count),
+        Gateway(sessions, tokenizer, limits, Waits(), count, images),
         AnsweringCoordinator(engine, sessions),
     )
     app = application(gateway, sessions, None, None, others)

@@ -117,9 +117,9 @@ async def played(
     if enders is not None:
         openings = AgentOpenings(0, enders, starts, lambda counter, _: reporter.count(counter))
 
-    async def prompt(split: Split, prompt_index: int) -> tuple[str, dict[str, Any]]:
+    async def prompt(split: Split, prompt_index: int) -> tuple[str, dict[str, Any], list[Any]]:
         await trio.lowlevel.checkpoint()
-        return f"{split} {prompt_index}?", {"answer": "42"}
+        return f"{split} {prompt_index}?", {"answer": "42"}, []
 
     async def attend(*, task_status: trio.TaskStatus[str]) -> None:
         app = application(gateway, sessions, offers, openings)

@@ -13,6 +13,8 @@ Invariant: no body is read before the key is proved.
                                            ends it. With the key for rewards
     DELETE /v1/sessions/NAME               there too: the attempt has failed; the body may say why:
                                            {"reason": "…"}
+    GET    /v1/sessions/NAME/messages      {"messages": […]}: the prompt, in the form of OpenAI's
+                                           chat, images as data URLs; with the key for calls
     GET    /ready                          without a key
 
 The run's key opens everything.
@@ -72,6 +74,7 @@ def application(
         Route(f"{calls}/models/{{model:path}}", app.of("call", app.one_model), methods=["GET"]),
         Route(note, app.of("call", app.noted), methods=["GET"]),
         Route(note, app.of("call", app.note), methods=["POST"]),
+        Route(f"{session}/messages", app.of("call", app.messages), methods=["GET"]),
         Route(f"{session}/reward", app.of("reward", app.reward), methods=["POST"]),
         Route(f"{session}/failed", app.of("reward", app.failed), methods=["POST"]),
     ]
@@ -154,6 +157,10 @@ class _EpisodeRoutes(CallRoutes):
         name, value = _name(request), api_requests.note(await self.body(request))
         kept = self.session(request).note(name, value)
         await whole(request, send, _value(kept))
+
+    async def messages(self, request: Request, send: Send) -> None:
+        found = {"messages": self.session(request).messages}
+        await whole(request, send, msgspec.json.encode(found))
 
     async def reward(self, request: Request, send: Send) -> None:
         self.session(request)

@@ -15,8 +15,8 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -52,6 +52,9 @@ ENDS = (FULL, "context_length_exceeded")
 _SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _JSON = "application/json"
 
+LARGE = 8
+"""Requests with images whose bodies are held at a time."""
+
 Handler = Callable[[Request, Send], Awaitable[None]]
 Gone = Callable[[], Awaitable[None]]
 """Returns when the client has disconnected."""
@@ -64,6 +67,7 @@ class CallRoutes:
         self, gateway: Gateway, sessions: PlayedSessions, others: Forwarding | None = None
     ) -> None:
         self._gateway, self._sessions, self._others = gateway, sessions, others
+        self._large = trio.CapacityLimiter(LARGE)
 
     async def ready(self, request: Request) -> Response:
         return Response(status_code=200 if self._gateway.ready else 503)
@@ -85,10 +89,12 @@ class CallRoutes:
 
     async def _call(self, dialect: Dialect, request: Request, send: Send) -> None:
         with self._called(request) as session, self._gateway.slot():
-            body = await self.body(request)
-            if await self._forwarded(dialect.path, request, send, session, body):
-                return
-            call, prompt = await self._read(dialect, request, session, body)
+            async with self._room(request):
+                body = await self.body(request)
+                if await self._forwarded(dialect.path, request, send, session, body):
+                    return
+                call, prompt = await self._read(dialect, request, session, body)
+                del body  # its images are kept
             with ExitStack() as slots:
                 for _ in range(call.choices - 1):
                     slots.enter_context(self._gateway.slot())
@@ -97,10 +103,12 @@ class CallRoutes:
     async def _count(self, dialect: Dialect, request: Request, send: Send) -> None:
         assert dialect.counts is not None, "there is this route with counts alone"
         with self._called(request) as session, self._gateway.slot():
-            body = await self.body(request)
-            if await self._forwarded(dialect.counts[0], request, send, session, body):
-                return
-            _, prompt = await self._read(dialect, request, session, body)
+            async with self._room(request):
+                body = await self.body(request)
+                if await self._forwarded(dialect.counts[0], request, send, session, body):
+                    return
+                _, prompt = await self._read(dialect, request, session, body)
+                del body
             await whole(request, send, dialect.counts[1](len(prompt.ids)))
 
     @property
@@ -151,7 +159,7 @@ class CallRoutes:
                 dialect.version_header,
                 "unknown_version",
             )
-        call = await self._gateway.reader.call(dialect, body)
+        call = await self._gateway.reader.call(session, dialect, body)
         if (role := request.headers.get(ROLE_HEADER)) is not None:
             call = msgspec.structs.replace(call, role=role_of(role, ROLE_HEADER))
         if call.after:
@@ -280,22 +288,46 @@ class CallRoutes:
     async def body(self, request: Request) -> bytes:
         """The whole body. Raises GatewayError if it is too large, or too slow."""
         settings, body = self._gateway.settings, bytearray()
+        declared = int(request.headers.get("content-length", "0"))
+        most = settings.most_bytes if declared > settings.body_bytes else settings.body_bytes
         # by the declared length, so that a body that is too large is not read at all
-        if int(request.headers.get("content-length", "0")) > settings.body_bytes:
-            raise _too_large(settings.body_bytes)
+        if declared > most:
+            raise _too_large(most)
         try:
             with self._gateway.waits.on(
                 "a request's body", owner="an agent", deadline_s=settings.body_s
             ):
                 async for data in request.stream():
                     body += data
-                    if len(body) > settings.body_bytes:
-                        raise _too_large(settings.body_bytes)
+                    if len(body) > most:
+                        raise _too_large(most)
         except WaitExpired as error:
             raise GatewayError(
                 408, "too_slow", f"the request was not here after {settings.body_s:g} s"
             ) from error
         return bytes(body)
+
+    @asynccontextmanager
+    async def _room(self, request: Request) -> AsyncIterator[None]:
+        """Room for the body of a call: few that have images are held at a time. Raises GatewayError
+        (503) if there is none in time."""
+        settings = self._gateway.settings
+        if int(request.headers.get("content-length", "0")) <= settings.body_bytes:
+            yield
+            return
+        try:
+            with self._gateway.waits.on(
+                "room for a large request", owner="an agent", deadline_s=settings.body_s
+            ):
+                await self._large.acquire()
+        except WaitExpired as error:
+            raise GatewayError(
+                503, "busy", f"{LARGE} large requests are read; try again", retry_s=1
+            ) from error
+        try:
+            yield
+        finally:
+            self._large.release()
 
 
 class _Stream:

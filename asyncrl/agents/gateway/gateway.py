@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 import trio
 
+from asyncrl.agents.gateway.call_images import CallImages
 from asyncrl.agents.gateway.call_record import CallRecord
 from asyncrl.agents.gateway.errors import GatewayError, bad
 from asyncrl.agents.gateway.formats.every_format import looks_like_a_call
@@ -48,12 +49,15 @@ class Gateway:
         settings: Settings,
         waits: Waits,
         count: Callable[[str], None] = lambda name: None,
+        images: CallImages | None = None,
     ) -> None:
-        """Renders some calls with the chat template. `count` adds one to a counter."""
+        """Renders some calls with the chat template. `count` adds one to a counter; `images` are
+        those of calls, for a model that reads them."""
         self.settings, self.waits = settings, waits
         self._sessions, self._tokenizer, self._count = sessions, tokenizer, count
         self.format = format_of(tokenizer)
-        self.reader = PromptReader(tokenizer, settings, waits, self.format)
+        self.reader = PromptReader(tokenizer, settings, waits, self.format, images)
+        self._images = images
         self._calls = 0
         self._warned = set[str]()
 
@@ -190,7 +194,8 @@ class Gateway:
         room = settings.context_tokens - len(ids)
         if not ids:
             raise bad("the prompt is empty; give at least one token", "prompt")
-        if max(ids) >= settings.vocabulary or min(ids) < 0:
+        sent = isinstance(call.prompt, list)  # else a negative id is a part of an image
+        if max(ids) >= settings.vocabulary or (sent and min(ids) < 0):
             raise bad(
                 f"the prompt has an id outside of the vocabulary of {settings.vocabulary}; use "
                 "the model's own tokenizer",
@@ -212,6 +217,8 @@ class Gateway:
         if prompt.text is None:
             return []
         known, ids = len(prompt.ids), record.ids
+        if self._images is not None and self._images.sampled_one(ids):
+            return [(prompt.text, known)]  # no request may name the token
         shorter = ids[:-1] if ids and ids[-1] in self._tokenizer.stop_ids else ids
         replies = {
             len(reply): self._tokenizer.decode(reply, special=True).encode()

@@ -18,14 +18,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import numpy as np
 import trio
 
+from asyncrl.agents.gateway.call_images import AttemptImages
 from asyncrl.agents.gateway.errors import GatewayError
 from asyncrl.agents.gateway.generation import GeneratedPiece, Generation
 from asyncrl.agents.gateway.known_text import KnownText
 from asyncrl.agents.gateway.sent_replies import SentReplies
+from asyncrl.experience.image_marks import numbered_alone
 from asyncrl.messages import (
     Ask,
     Enough,
@@ -110,6 +113,10 @@ class PlayedSession:
         self._gone: list[Enough] = []
         self.known = KnownText()
         """Text that its model has seen or sampled."""
+        self.images = AttemptImages()
+        """Images that its model has seen, by the numbers that they have in ids."""
+        self.messages: list[dict[str, Any]] = []
+        """The conversation that its agent begins with."""
         self.sent = SentReplies()
         """Replies that its client was sent."""
         self.full = False
@@ -146,8 +153,8 @@ class PlayedSession:
             self._gone.append(Enough(*ids_of, tokens))
 
         answer = self._answers[number] = _LinkAnswer(enough, gone)
-        asked = Ask(*ids_of, max_new_tokens, list(stops), role)
-        self._say(asked, np.array(ids, np.int32).tobytes())
+        context, images = numbered_alone(np.array(ids, np.int32).tobytes(), self.images.table)
+        self._say(Ask(*ids_of, max_new_tokens, list(stops), role, images), context)
         try:
             with self._paused():
                 yield answer

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import trio
 
+from asyncrl.agents.gateway.call_images import AttemptImages, CallImages, bare
 from asyncrl.agents.gateway.conversation import Conversation, Messages, Render
 from asyncrl.agents.gateway.errors import GatewayError, bad
 from asyncrl.agents.gateway.forwarding import model_of
@@ -38,8 +39,8 @@ _T = TypeVar("_T")
 
 class Prompt(msgspec.Struct, frozen=True):
     """A call's context: its ids, and the text (UTF-8) that it was made of; None if ids were
-    sent, or sampled. Its conversation, if replies keep their sampled tokens. `tail` is the end of
-    its text."""
+    sent, or sampled. An id `-1 - n` is a part of image `n` of the attempt. Its conversation, if
+    replies keep their sampled tokens. `tail` is the end of its text."""
 
     ids: list[int]
     text: bytes | None
@@ -51,16 +52,30 @@ class PromptReader:
     """Reads one request at a time, each with what its session knows."""
 
     def __init__(
-        self, tokenizer: Tokenizer, settings: Settings, waits: Waits, model_format: ModelFormat
+        self,
+        tokenizer: Tokenizer,
+        settings: Settings,
+        waits: Waits,
+        model_format: ModelFormat,
+        images: CallImages | None = None,
     ) -> None:
         self._tokenizer, self._settings, self._waits = tokenizer, settings, waits
-        self._format = model_format
+        self._format, self._images = model_format, images
         self._turn, self._thread = trio.Lock(), trio.CapacityLimiter(1)
         self._due = -math.inf  # when the next request is read
 
-    async def call(self, dialect: Dialect, body: bytes) -> ModelCall:
-        """The call in a body. Raises GatewayError."""
-        return await self._in_turn(partial(dialect.read, body, self._settings))
+    async def call(self, session: PlayedSession, dialect: Dialect, body: bytes) -> ModelCall:
+        """The call in a body, with its images kept, and named by their hashes. Raises
+        GatewayError."""
+
+        def read() -> ModelCall:
+            call = dialect.read(body, self._settings)
+            if self._images is None:
+                return call
+            messages = self._images.kept(call.messages, session.images)
+            return msgspec.structs.replace(call, messages=messages)
+
+        return await self._in_turn(read)
 
     async def model(self, body: bytes) -> str:
         """The model that a call names; empty if it names none. Raises GatewayError (503)."""
@@ -74,22 +89,25 @@ class PromptReader:
             return Prompt(call.prompt, None)
 
         def render(chat: Messages) -> str:
-            whole = [self._format.shaped(self._restored(session, message)) for message in chat]
+            whole = [
+                bare(self._format.shaped(self._restored(session, message))) for message in chat
+            ]
             try:
-                return self._tokenizer.render(whole, call.tools)
+                text = self._tokenizer.render(whole, call.tools)
             except TaskError as error:
                 raise bad(str(error), "messages") from error
+            return text if self._images is None else self._images.shown(text, chat)
 
-        known, messages = session.known, call.messages
+        messages = call.messages
         if self._settings.as_sampled:
             conversation = await self._in_turn(lambda: Conversation(messages, call.tools))
-            if (found := await self._as_sampled(known, conversation, render)) is not None:
+            if (found := await self._as_sampled(session, conversation, render)) is not None:
                 ids, rest = found
                 return Prompt(ids, None, conversation, rest[-_TAIL:])
         else:
             conversation = None
         text = await self._in_turn(lambda: render(messages))
-        prompt = await self._prompt(known, text, "messages")
+        prompt = await self._prompt(session.known, text, "messages", session.images)
         return msgspec.structs.replace(prompt, conversation=conversation, tail=text[-_TAIL:])
 
     def _restored(self, session: PlayedSession, message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -110,7 +128,7 @@ class PromptReader:
         return whole
 
     async def _as_sampled(
-        self, known: KnownText, conversation: Conversation, render: Render
+        self, session: PlayedSession, conversation: Conversation, render: Render
     ) -> tuple[list[int], str] | None:
         """The ids of a conversation with its last known reply as it was sampled, and the text
         behind it; None if no reply is known, or the template does not show where the reply
@@ -123,12 +141,16 @@ class PromptReader:
                 return None
 
         for at, digest in conversation.replies():
-            if (sampled := known.replied(digest)) is not None:
+            if (sampled := session.known.replied(digest)) is not None:
                 text = await self._in_turn(partial(rest, at))
-                return None if text is None else (await self._behind(sampled, text), text)
+                if text is None:
+                    return None
+                return await self._behind(sampled, text, session.images), text
         return None
 
-    async def _prompt(self, known: KnownText, text: str, param: str) -> Prompt:
+    async def _prompt(
+        self, known: KnownText, text: str, param: str, images: AttemptImages | None = None
+    ) -> Prompt:
         """A text as the model will see it. What the session has seen or sampled of it keeps its
         tokens."""
         try:
@@ -142,14 +164,31 @@ class PromptReader:
         start, most = param == "prompt" and not ids, self._settings.context_tokens - len(ids)
 
         def read() -> list[int]:
-            rest = self._tokenizer.ids_within(data[length:].decode(), most, start=start)
+            text = data[length:].decode()
+            rest = self._within(text, most, images, start=start)
             if rest is None:
                 raise self._too_long(f"a text of {len(text)} characters exceeds", param)
             return rest
 
         return Prompt(ids + await self._in_turn(read), data)
 
-    async def _behind(self, sampled: bytes, rest: str) -> list[int]:
+    def _within(
+        self, text: str, most: int, images: AttemptImages | None, *, start: bool = False
+    ) -> list[int] | None:
+        """The ids of a text, which is a shown one where there may be `images`; None if they are
+        more than `most`. Raises GatewayError."""
+        if self._images is None or images is None:
+            return self._tokenizer.ids_within(text, most, start=start)
+        plain, names = self._images.plain(text)
+        ids = self._tokenizer.ids_within(plain, most, start=start)
+        if ids is None or not names:
+            return ids
+        numbered = self._images.numbered(ids, names, images)
+        return None if len(numbered) > most else numbered
+
+    async def _behind(
+        self, sampled: bytes, rest: str, images: AttemptImages | None = None
+    ) -> list[int]:
         """The ids of a conversation: those up to a reply (`int32`), and those of the text behind
         it, which may begin with the end of the reply."""
         ids: list[int] = np.frombuffer(sampled, np.int32).tolist()
@@ -158,7 +197,7 @@ class PromptReader:
         most = self._settings.context_tokens - len(ids)
 
         def read() -> list[int]:
-            rest_ids = self._tokenizer.ids_within(rest, most) if most >= 0 else None
+            rest_ids = self._within(rest, most, images) if most >= 0 else None
             if rest_ids is None:
                 raise self._too_long("the conversation exceeds", "messages")
             return rest_ids

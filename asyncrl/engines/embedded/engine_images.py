@@ -38,6 +38,9 @@ class EngineImages:
         """The request with ids that tell the parts of its images apart. Raises ValueError where
         an image cannot be read, or the ids are not its."""
         prompt = len(request.ids) - request.prefix_tokens
+        if (request.ids[:prompt] < 0).any():
+            ids, shown = self._images.numbered(request.ids, request.images, self._rows)
+            return msgspec.structs.replace(request, ids=ids, images=tuple(shown))
         ids = self._images.marked(request.ids, prompt, request.images, self._rows)
         return msgspec.structs.replace(request, ids=ids)
 

@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from asyncrl.escape import CUT
+from asyncrl.experience.image_marks import numbered_alone
 from asyncrl.explain.views.html_page import TEXT, Html, joined, lines, tag
 from asyncrl.explain.views.rollout_records import facts
 from asyncrl.explain.views.run_texts import RunTexts
@@ -41,9 +42,9 @@ UNFINISHED = "\ufffd"
 
 
 def rollout_detail(seen: SeenRollout, texts: RunTexts) -> Html:
-    """A rollout with all of its text: the images of its prompt, what it was given as messages, what
-    was sampled in colours, an episode as a tree, a right answer where one is known, and what its
-    agent printed."""
+    """A rollout with all of its text: its images, what it was given as messages, what was sampled
+    in colours, an episode as a tree, a right answer where one is known, and what its agent
+    printed."""
     gain, decode = seen.gain, texts.decode
     coloured = "more" if gain and gain > 0 else "less" if gain and gain < 0 else "even"
     tokens = _tokens(seen, decode)
@@ -54,9 +55,9 @@ def rollout_detail(seen: SeenRollout, texts: RunTexts) -> Html:
         "div",
         tag("p", ", ".join(facts(seen)), class_="dim"),
         *(tag("p", failure, class_="dim") for failure in seen.failures),
-        *_images(seen.images, texts.png),
+        *([] if seen.turns else _images(seen.images, texts.png)),
         _given(prompt),
-        _tree(seen, tokens, decode, coloured)
+        _tree(seen, tokens, texts, coloured)
         if seen.turns
         else _sampled(tokens(0, seen.tokens), decode(seen.ids), coloured),
         *([_message("right answer", lines(right))] if right else []),
@@ -71,8 +72,8 @@ def rollout_detail(seen: SeenRollout, texts: RunTexts) -> Html:
 
 
 def _images(names: Sequence[str], png: Callable[[str], bytes]) -> Iterator[Html]:
-    """The images of a prompt, up to IMAGE_BYTES in all, in place of an address: a page asks nobody
-    for them. One that cannot be read is a sentence."""
+    """Images, up to IMAGE_BYTES in all, in place of an address: a page asks nobody for them. One
+    that cannot be read is a sentence."""
     left = IMAGE_BYTES
     for name in names:
         try:
@@ -85,7 +86,7 @@ def _images(names: Sequence[str], png: Callable[[str], bytes]) -> Iterator[Html]
             yield tag("p", f"an image of {len(data):,} bytes: images/{name}", class_="dim")
             continue
         source = f"data:image/png;base64,{b64encode(data).decode()}"
-        yield tag("img", alt="an image of the prompt", src=source)
+        yield tag("img", alt="an image that the model was given", src=source)
 
 
 def _given(text: str) -> Html:
@@ -190,14 +191,15 @@ def _decoded(ids: bytes, start: int, end: int, decode: Decode) -> str:
 
 
 def _tree(
-    seen: SeenRollout, tokens: Callable[[int, int], Html], decode: Decode, coloured: str
+    seen: SeenRollout, tokens: Callable[[int, int], Html], texts: RunTexts, coloured: str
 ) -> Html:
     """Turns as a list in a list: those that go on from a turn are below it, and deeper only where
     there are several."""
-    turns, starts, at = seen.turns, list[int](), 0
+    turns, starts, at, decode = seen.turns, list[int](), 0, texts.decode
     for turn in turns:
         starts.append(at)
         at += turn.tokens
+    pictures = dict(zip(seen.images, _images(seen.images, texts.png), strict=True))
     after: dict[int | None, list[int]] = {}
     for number, turn in enumerate(turns):
         after.setdefault(turn.parent, []).append(number)
@@ -216,6 +218,7 @@ def _tree(
         return tag(
             "li",
             tag("p", ", ".join(filter(None, facts)), class_="dim"),
+            *(pictures[name] for name in numbered_alone(turn.given, seen.images)[1]),
             _given(context),
             _sampled(tokens(start, end), decode(seen.ids[4 * start : 4 * end]), coloured),
         )

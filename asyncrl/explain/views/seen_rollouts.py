@@ -20,7 +20,8 @@ from asyncrl.messages import Finish, NoVerdict, Scored, Span, Split
 class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a rollout in a word each, at its end or now. `status` is a word of
     `RolloutStatus`; one that is discarded or buried has a `reason`. `images` are the hashes of its
-    prompt's (`RUN/images`). `failures` are the kinds of
+    prompt's (`RUN/images`), or of those that an agent's turns were given, by their numbers.
+    `failures` are the kinds of
     those of an agent's earlier attempts, as far as the journal has them; its log has more."""
 
     rollout: int
@@ -126,8 +127,14 @@ def seen(group: Group, rollout: Rollout, status: str, reason: str) -> SeenRollou
         prompt=group.prompt,
         ids=ids,
         behaviour=behaviour,
-        images=[*group.images],
+        images=_images(group, rollout),
     )
+
+
+def _images(group: Group, rollout: Rollout) -> list[str]:
+    if not group.played:
+        return [*group.images]
+    return [*(rollout.images if rollout.episode is None else rollout.episode.images)]
 
 
 def _sampled(

@@ -77,6 +77,7 @@ class OneEpisode:
             prefix_tokens=0,
             max_new_tokens=budget,
             temperature=self.play.temperature,
+            images=message.images,
         )
 
     def take(self, chunk: Chunk) -> Reply | None:

@@ -38,7 +38,8 @@ class Transcript:
         role = f" ({turn.role})" if turn.role else ""
         of_call = f"call {turn.number}{role}: context of {_tokens(len(turn.context))}"
         self._head(of_call + (f", from token {known} on" if known else ""))
-        self._text(self._decode(turn.context[known:].tolist()))
+        new = turn.context[known:]
+        self._text(self._decode(new[new >= 0].tolist()))  # the others are parts of images
 
     def response(self, turn: PlayedTurn) -> None:
         """Print what the model said."""

@@ -75,6 +75,20 @@ the data, and give its path
     return ImageSource(path=value)
 
 
+_KINDS = {b"\x89PNG": "png", b"\xff\xd8": "jpeg", b"GIF8": "gif", b"BM": "bmp", b"RIFF": "webp"}
+"""First bytes of encoded images, and the names of their formats."""
+
+
+def data_url(data: bytes) -> str:
+    """An encoded image as a data URL.
+
+    >>> data_url(b"GIF89a")
+    'data:image/gif;base64,R0lGODlh'
+    """
+    kind = next((kind for first, kind in _KINDS.items() if data.startswith(first)), "tiff")
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
 def beside(folder: Path | None, source: ImageSource) -> ImageSource:
     """The image, with its path in full. Raises LookupError where the data has no folder."""
     if source.data:

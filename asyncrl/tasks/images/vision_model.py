@@ -192,6 +192,31 @@ class ModelImages:
         marked[places] = -1 - every
         return marked
 
+    def numbered(
+        self, ids: NDArray[np.int32], images: Sequence[str], rows: ImageRows
+    ) -> tuple[NDArray[np.int32], list[str]]:
+        """As `marked`, for ids in which a part of image `n` is `-1 - n` (of agents' calls,
+        `image_marks.py`); with the images in the order of their places. Raises ValueError for a
+        part of an image without the others, and for a number without an image."""
+        marked, shown = ids.copy(), list[str]()
+        places = np.flatnonzero(ids < 0)
+        at = 0
+        while at < len(places):
+            start = int(places[at])
+            number = -1 - int(ids[start])
+            if number >= len(images):
+                raise ValueError(f"ids have image {number}, and there are {len(images)}")
+            name = images[number]
+            parts = rows.of(name, self.tokens(name))
+            if not np.array_equal(ids[start : start + len(parts)], np.full(len(parts), ids[start])):
+                raise ValueError(f"the image {name[:12]} is not whole in the ids of a call")
+            marked[start : start + len(parts)] = -1 - parts
+            shown.append(name)
+            at += len(parts)
+        if len(ids) and ids[-1] < 0:
+            raise ValueError("a call ends with an image: its chat template has no text behind it")
+        return marked, shown
+
 
 def run_images(folder: Path, model: Path) -> ModelImages | None:
     """The images in a run's folder as its model reads them; None for a model of text. Raises

@@ -27,7 +27,7 @@ from asyncrl.tasks import TaskError
 from asyncrl.tasks.text import Tokenizer
 
 LIMITS = Settings(model=MODEL, context_tokens=CONTEXT, vocabulary=VOCABULARY)
-STRICT = msgspec.structs.replace(LIMITS, strict=True)
+STRICT = msgspec.structs.replace(LIMITS, strict=True, blind="")
 CHAT, TEXT = "/sessions/r1-1/v1/chat/completions", "/sessions/r1-1/v1/completions"
 
 

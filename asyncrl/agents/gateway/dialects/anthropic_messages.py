@@ -8,6 +8,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from asyncrl.agents.gateway.dialects.contents import (
+    content_of,
+    joined,
+    parts_of,
+    text_blocks,
+)
 from asyncrl.agents.gateway.dialects.parameters import (
     MESSAGES,
     NO_FORMAT,
@@ -21,7 +27,6 @@ from asyncrl.agents.gateway.dialects.parameters import (
     named,
     parse,
     served,
-    text_blocks,
 )
 from asyncrl.agents.gateway.errors import GatewayError, bad
 from asyncrl.agents.gateway.gateway_settings import Settings
@@ -193,13 +198,13 @@ def _messages(
     if isinstance(blocks, str):
         yield {"role": message.role, "content": blocks}
         return
-    texts, thoughts, calls = list[str](), list[str](), list[dict[str, Any]]()
+    parts, thoughts, calls = list[dict[str, Any]](), list[str](), list[dict[str, Any]]()
     results = 0
     for block in blocks:
         kind = block.get("type")
         if kind == "tool_result" and message.role == "user":
             results += 1
-            yield _result(where, block)
+            yield _result(where, block, settings)
         elif kind == "tool_use" and message.role == "assistant":
             calls.append(_call(where, block, settings))
         elif kind == "thinking" and message.role == "assistant":
@@ -207,23 +212,23 @@ def _messages(
         elif kind == "redacted_thinking" and message.role == "assistant":
             continue
         else:
-            texts.append(_text([block], where))
+            parts += parts_of(content_of([block], where, ("text",), message.role, settings))
     if message.role == "assistant":
-        plain: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+        plain: dict[str, Any] = {"role": "assistant", "content": joined(parts)}
         if calls:
             plain["tool_calls"] = calls
         if any(thoughts):
             plain["reasoning_content"] = "".join(thoughts)
         yield plain
-    elif texts or not results:
-        yield {"role": message.role, "content": "".join(texts)}
+    elif parts or not results:
+        yield {"role": message.role, "content": joined(parts)}
 
 
-def _result(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
+def _result(where: str, block: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     number, content = block.get("tool_use_id"), block.get("content")
     if not isinstance(number, str):
         raise bad(f"{where}: a tool_result must have a tool_use_id", "messages")
-    text = "" if content is None else _text(content, where)
+    text = content_of(content or "", where, ("text",), "tool", settings)
     return {"role": "tool", "content": text, "tool_call_id": number}
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from asyncrl.agents.gateway.dialects.contents import content_of
 from asyncrl.agents.gateway.dialects.parameters import (
     CHOICES,
     MESSAGES,
@@ -22,7 +23,6 @@ from asyncrl.agents.gateway.dialects.parameters import (
     named,
     parse,
     served,
-    text_blocks,
 )
 from asyncrl.agents.gateway.errors import GatewayError, bad
 from asyncrl.agents.gateway.gateway_settings import Settings
@@ -265,10 +265,9 @@ def _message(
             if settings.strict:
                 raise bad(f"{where}: the gateway does not know {name!r}", "messages")
             dropped[f"messages.{name}"] = None
-    plain: dict[str, Any] = {
-        "role": "system" if message.role == "developer" else message.role,
-        "content": "".join(text_blocks(message.content, where, ("text",))),
-    }
+    role = "system" if message.role == "developer" else message.role
+    content = content_of(message.content, where, ("text",), role, settings)
+    plain: dict[str, Any] = {"role": role, "content": content}
     if message.tool_calls:
         plain["tool_calls"] = [
             {

@@ -4,13 +4,13 @@ parameter.
 
 Parameters that change the distribution which tokens are drawn from (`top_p`, penalties) have no
 effect, because the recorded log-probabilities must be those of the sampling. Those that the reply
-would be wrong without (a JSON schema, images) are refused.
+would be wrong without (a JSON schema) are refused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -220,23 +220,3 @@ def named(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if message["role"] == "tool" and name and not message.get("name"):
             message["name"] = name
     return messages
-
-
-def text_blocks(content: Any, where: str, kinds: Sequence[str]) -> Iterator[str]:
-    """The texts in a message's content, which is a text or a list of blocks of these kinds. Raises
-    GatewayError (400)."""
-    if isinstance(content, str):
-        yield content
-        return
-    if not isinstance(content, list):
-        raise bad(f"{where}: content must be a text or a list of parts", where_of(where))
-    for block in content:
-        kind = block.get("type") if isinstance(block, Mapping) else None
-        if kind not in kinds:
-            raise bad(
-                f"{where}: a part of type {kind!r} cannot be read: this model reads text alone",
-                where_of(where),
-            )
-        if not isinstance(block.get("text"), str):
-            raise bad(f"{where}: a part of type {kind!r} must have a text", where_of(where))
-        yield block["text"]

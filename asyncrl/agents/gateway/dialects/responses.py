@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from asyncrl.agents.gateway.dialects.chat import choose
+from asyncrl.agents.gateway.dialects.contents import content_of
 from asyncrl.agents.gateway.dialects.parameters import (
     MESSAGES,
     NO_FORMAT,
@@ -21,7 +22,6 @@ from asyncrl.agents.gateway.dialects.parameters import (
     named,
     parse,
     served,
-    text_blocks,
 )
 from asyncrl.agents.gateway.errors import GatewayError, bad
 from asyncrl.agents.gateway.gateway_settings import Settings
@@ -179,7 +179,7 @@ def _messages(asked: str | Sequence[Mapping[str, Any]], settings: Settings) -> l
             role = _ROLES.get(str(item.get("role")))
             if role is None:
                 raise bad(f"{where}: there is no role {item.get('role')!r}", "input")
-            text = "".join(text_blocks(item.get("content"), where, _TEXTS))
+            text = content_of(item.get("content"), where, _TEXTS, role, settings)
             if role == "assistant" and last is not None and "tool_calls" in last:
                 last["content"] += text
             else:
@@ -192,7 +192,7 @@ def _messages(asked: str | Sequence[Mapping[str, Any]], settings: Settings) -> l
             last.setdefault("tool_calls", []).append(_call(where, item, settings))
             joins = True
         elif kind in ("function_call_output", "custom_tool_call_output"):
-            messages.append(_result(where, item))
+            messages.append(_result(where, item, settings))
             joins = False
         else:
             raise bad(f"{where}: an item of type {kind!r} cannot be read", "input")
@@ -211,11 +211,11 @@ def _call(where: str, item: Mapping[str, Any], settings: Settings) -> dict[str, 
     return {"id": number, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _result(where: str, item: Mapping[str, Any]) -> dict[str, Any]:
+def _result(where: str, item: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     number, output = item.get("call_id"), item.get("output")
     if not isinstance(number, str):
         raise bad(f"{where}: a {item['type']} must have a call_id", "input")
-    text = "".join(text_blocks(output, where, _TEXTS))
+    text = content_of(output, where, _TEXTS, "tool", settings)
     return {"role": "tool", "content": text, "tool_call_id": number}
 
 

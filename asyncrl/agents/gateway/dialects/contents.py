@@ -1,0 +1,113 @@
+"""Contents of messages, which dialects share: texts, and images. Invariant: nothing is fetched that
+a request names, and an image is bytes here; whether it can be decoded is found later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from asyncrl.agents.gateway.dialects.parameters import where_of
+from asyncrl.agents.gateway.errors import GatewayError, bad
+from asyncrl.agents.gateway.gateway_settings import Settings
+from asyncrl.tasks.images.image_source import image_source
+
+Content = str | list[dict[str, Any]]
+"""A message's content for chat templates: a text, or, with images, parts of type `text`, and of
+type `image` with its encoded bytes."""
+IMAGES = ("image_url", "input_image", "image")
+"""Types of parts that are an image: OpenAI's in chat and in responses, and Anthropic's."""
+SHOWN_BY = ("user", "tool")
+"""Roles of messages that may have images."""
+
+
+def text_blocks(content: Any, where: str, kinds: Sequence[str]) -> Iterator[str]:
+    """The texts in a message's content, which is a text or a list of blocks of these kinds. Raises
+    GatewayError (400)."""
+    for block in _blocks(content, where):
+        yield block if isinstance(block, str) else _text(block, where, kinds)
+
+
+def content_of(
+    content: Any, where: str, kinds: Sequence[str], role: str, settings: Settings
+) -> Content:
+    """A message's content, which is a text or a list of blocks: texts of these kinds, and images.
+    Raises GatewayError (400)."""
+    parts = list[dict[str, Any]]()
+    for block in _blocks(content, where):
+        if isinstance(block, Mapping) and block.get("type") in IMAGES:
+            if settings.blind:
+                raise bad(
+                    f"{where}: a part of type {block['type']!r} cannot be read: {settings.blind}",
+                    where_of(where),
+                )
+            if role not in SHOWN_BY:
+                raise bad(f"{where}: images are a user's or a tool's", where_of(where))
+            parts.append({"type": "image", "image": _image(block, where)})
+        else:
+            text = block if isinstance(block, str) else _text(block, where, kinds)
+            parts.append({"type": "text", "text": text})
+    return joined(parts)
+
+
+def joined(parts: list[dict[str, Any]]) -> Content:
+    """Parts as a content: one text where none is an image.
+
+    >>> joined([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])
+    'ab'
+    """
+    if any(part["type"] == "image" for part in parts):
+        return parts
+    return "".join(part["text"] for part in parts)
+
+
+def parts_of(content: Content) -> list[dict[str, Any]]:
+    """A content as parts."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _blocks(content: Any, where: str) -> Sequence[Any]:
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise bad(f"{where}: content must be a text or a list of parts", where_of(where))
+    return content
+
+
+def _text(block: Any, where: str, kinds: Sequence[str]) -> str:
+    kind = block.get("type") if isinstance(block, Mapping) else None
+    if kind not in kinds:
+        raise bad(
+            f"{where}: a part of type {kind!r} cannot be read: it is no text here", where_of(where)
+        )
+    if not isinstance(block.get("text"), str):
+        raise bad(f"{where}: a part of type {kind!r} must have a text", where_of(where))
+    text: str = block["text"]
+    return text
+
+
+def _image(block: Mapping[str, Any], where: str) -> bytes:
+    """The encoded bytes of a part that is an image. Raises GatewayError (400)."""
+    if block["type"] == "image":
+        source: Any = block.get("source")
+        data = source.get("data") if isinstance(source, Mapping) else None
+        if not isinstance(data, str) or source.get("type") != "base64":
+            raise _elsewhere(where, "a source of type base64, with its data")
+        url: Any = f"data:image/any;base64,{data}"
+    else:
+        given: Any = block.get("image_url")
+        url = given.get("url") if isinstance(given, Mapping) else given
+        if not isinstance(url, str) or not url.startswith("data:"):
+            raise _elsewhere(where, "a data URL (data:image/png;base64,…)")
+    try:
+        return image_source(url).data
+    except LookupError as error:
+        raise bad(f"{where}: {error}", where_of(where), "invalid_image") from error
+
+
+def _elsewhere(where: str, wanted: str) -> GatewayError:
+    return bad(
+        f"{where}: an image must be {wanted}: the gateway fetches nothing",
+        where_of(where),
+        "invalid_image",
+    )
