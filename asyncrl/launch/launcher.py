@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import secrets
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -58,7 +59,7 @@ from asyncrl.runtime.output import complain
 from asyncrl.runtime.processes.forkserver import ForkServer, open_fork_server
 from asyncrl.runtime.processes.healing import Healing, healed
 from asyncrl.runtime.processes.process import last_words
-from asyncrl.runtime.processes.run_supervisor import RunSupervisor, SupervisedEnd
+from asyncrl.runtime.processes.run_supervisor import Interrupted, RunSupervisor, SupervisedEnd
 from asyncrl.runtime.processes.standstill import TICK_S
 from asyncrl.runtime.processes.supervisor import ActorFailed, Child, describe_exit
 from asyncrl.runtime.progress import receive
@@ -86,6 +87,13 @@ logger = logging.getLogger(__name__)
 NO_THREAD = "can't start new thread"
 """The text of Python's RuntimeError for a machine without room for a thread."""
 INTERRUPTED = 130
+SIGNALLED: Mapping[Interrupted, str] = {
+    "drains": "Draining: unfinished responses are parked, and the model is saved. A second signal "
+    "ends the run at once.",
+    "over": "No process of the run trains any more; what it keeps elsewhere is brought up to date. "
+    "A second signal ends that at once.",
+}
+"""What a first signal does, in words."""
 TOLD = 3
 """Things that could not be ended that are told one by one."""
 
@@ -417,11 +425,8 @@ class _Launch:
                 if number == signal.SIGHUP and self._signalled is not None:
                     continue
                 self._signalled = signal.Signals(number)
-                if self._supervisor.interrupt():
-                    self._display.note(
-                        "Draining: unfinished responses are parked, and the model is saved. A "
-                        "second signal ends the run at once."
-                    )
+                if said := SIGNALLED.get(self._supervisor.interrupt()):
+                    self._display.note(said)
                 else:
                     self._lasting.cancel()
 
