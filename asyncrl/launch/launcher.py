@@ -52,7 +52,7 @@ from asyncrl.messages.address import UnixAddress
 from asyncrl.os_errors import SCARCE, number_of, remedy
 from asyncrl.runtime import logs
 from asyncrl.runtime.ipc.endpoints import serve
-from asyncrl.runtime.ipc.keys import new_key, read_key, write_key
+from asyncrl.runtime.ipc.keys import new_key, write_key
 from asyncrl.runtime.logs import FOLDER, Seldom
 from asyncrl.runtime.logs import path as log_path
 from asyncrl.runtime.output import complain
@@ -93,7 +93,7 @@ SIGNALLED: Mapping[Interrupted, str] = {
     "over": "No process of the run trains any more; what it keeps elsewhere is brought up to date. "
     "A second signal ends that at once.",
 }
-"""What a first signal does, in words."""
+"""Words for what a first signal does."""
 TOLD = 3
 """Things that could not be ended that are told one by one."""
 
@@ -140,6 +140,7 @@ class _Launch:
         self._display = Display(console)
         self._seldom = Seldom()
         self._run = Path(config.run.dir)
+        self._key = new_key()
         self._cores = cores_here(config)
         self._supervisor = RunSupervisor(config, self, self)
         self._healing = Healing(config.supervision.heals)
@@ -151,7 +152,7 @@ class _Launch:
 
     async def run(self) -> int:
         """Run to the end; returns the exit status."""
-        write_key(self._run / KEY, new_key())
+        write_key(self._run / KEY, self._key)
         if self._config.agent.run:
             write_key(self._run / GATEWAY_KEY, secrets.token_urlsafe().encode())
         self._clear()
@@ -288,7 +289,7 @@ class _Launch:
             await self._complete(self._machines)
         what = "reading checkpoint and journal" if self._resume else "starting the coordinator"
         nursery.start_soon(self._show, what, self._starting)
-        address, key = UnixAddress(self._run / LAUNCHER), read_key(self._run / KEY)
+        address, key = UnixAddress(self._run / LAUNCHER), self._key
         await nursery.start(
             partial(serve, address, key, self._supervisor.converse, refused=self._refused)
         )

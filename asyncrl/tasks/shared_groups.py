@@ -10,19 +10,21 @@ log-probabilities can be those of a response. What is not so is passed over.
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import math
 import os
 import re
 import secrets
+import stat
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from asyncrl.files import read_regular, write_whole
-from asyncrl.messages import Finish, ForeignAnswer
+from asyncrl.messages import LEAST_LOGPROB, Finish, ForeignAnswer
 from asyncrl.runtime.run_dir import SHARE_ID
 
 BYTES = 2**22
@@ -31,6 +33,8 @@ FILES = 16
 """Files of a prompt that are read, at most: those of the newest versions."""
 ENTRIES = 4096
 """Entries of a prompt's folder that are looked at, at most."""
+OTHERS_READ = 0o444
+"""Bits of the folder's mode that a group's file has, too."""
 ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 NAME = re.compile(r"([0-9a-f]{16})-([0-9]{1,9})-([0-9]{1,12})\.json", re.ASCII)
 
@@ -94,11 +98,18 @@ def folder_of(folder: Path, prompt: bytes) -> Path:
 
 
 def write_group(folder: Path, group: SharedGroup) -> Path:
-    """Write a group, and return where. Raises OSError."""
+    """Write a group, and return where: for whoever may read the folder, though a run's own files
+    are private. Raises OSError, also where a link stands in the place of its prompt's folder."""
     its = folder_of(folder, array("i", group.prompt_ids).tobytes())
-    its.mkdir(parents=True, exist_ok=True)
+    allowed = stat.S_IMODE(folder.stat().st_mode)
+    with suppress(FileExistsError):
+        its.mkdir()
+        its.chmod(allowed)
+    if not stat.S_ISDIR(its.lstat().st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(its))
     path = its / group.name
     write_whole(path, msgspec.json.encode(group.sealed()), forced=False)
+    path.chmod(stat.S_IWUSR | allowed & OTHERS_READ)
     return path
 
 
@@ -180,7 +191,7 @@ class SharedReader:
             0 < len(answer.ids) == len(answer.logprobs)
             and len(answer.ids) <= self._most
             and all(0 <= one < self._vocabulary for one in answer.ids)
-            and all(math.isfinite(p) and p <= 0 for p in answer.logprobs)
+            and all(LEAST_LOGPROB <= p <= 0 for p in answer.logprobs)
             and answer.finish in ("stop", "length")
         )
 
@@ -205,12 +216,12 @@ def of_other_tokenizer(folder: Path, own: str, tokenizer: str) -> str:
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """The first entries of a folder; none if it is not there."""
+    """The first entries of a folder; none if it is not there, or not for this user to read."""
     try:
         with os.scandir(folder) as entries:
             for number, entry in enumerate(entries):
                 if number >= ENTRIES:
                     return
                 yield entry
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from array import array
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,7 @@ def test_answers_are_as_old_as_their_runs_newest_version_says(tmp_path: Path) ->
         {"answers": [SharedAnswer([7], [], "stop")]},
         {"answers": [SharedAnswer([], [], "stop")]},
         {"answers": [SharedAnswer([7], [0.5], "stop")]},
+        {"answers": [SharedAnswer([7], [-1e300], "stop")]},  # infinite in float32
         {"answers": [SharedAnswer([7], [-1.0], "refused")]},
         {"prompt_ids": [5, 2**40]},
     ],
@@ -112,6 +115,45 @@ def test_the_first_group_of_another_run_says_its_tokenizer(tmp_path: Path) -> No
     path = write_group(tmp_path, group(prompt_ids=[1]))
     assert of_other_tokenizer(tmp_path, OURS, "tokens") == ""
     assert of_other_tokenizer(tmp_path, OURS, "others") == str(path)
+
+
+def test_who_may_read_the_folder_may_read_its_groups(tmp_path: Path) -> None:
+    """A run makes its own files for its user alone."""
+    tmp_path.chmod(0o2775)
+    before = os.umask(0o077)
+    try:
+        path = write_group(tmp_path, group())
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o2775
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    path.parent.chmod(0o700)  # of another user, as it were
+    write_group(tmp_path, group(group=4))
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_no_group_is_written_through_a_link(tmp_path: Path) -> None:
+    (shared := tmp_path / "shared").mkdir()
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    folder_of(shared, PROMPT).symlink_to(elsewhere)
+    with pytest.raises(NotADirectoryError):
+        write_group(shared, group())
+    assert not [*elsewhere.iterdir()]
+
+
+def test_what_another_user_keeps_for_himself_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, scanned = write_group(tmp_path, group()).parent, os.scandir
+
+    def scandir(path: Path) -> Any:
+        if path == folder:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scanned(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert reader(tmp_path).read(PROMPT) == []
+    assert of_other_tokenizer(tmp_path, OURS, "others") == ""
 
 
 def test_a_runs_id_is_made_once(tmp_path: Path) -> None:

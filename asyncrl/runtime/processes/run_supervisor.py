@@ -62,7 +62,7 @@ WORDS = 400
 MESSAGES = 64
 """Messages that may wait for the coordinator to read them."""
 Interrupted = Literal["drains", "ends", "over"]
-"""What a run does that is told to end: it drains, it ends at once, or it had ended before."""
+"""Effect on a run of being told to end: it drains, it ends at once, or it had ended before."""
 
 
 class RunActors(Protocol):
