@@ -422,9 +422,11 @@ def _loaded(args: argparse.Namespace, resume: Path | None) -> Config:
 
     if resume:
         refuse_foreign(resume.absolute())  # its run.toml may name modules
-        RunFiles(resume)  # what is no run is said as by every other command
+        files = RunFiles(resume)  # what is no run is said as by every other command
         if args.config is None or args.config.absolute() == resume.absolute() / RUN_TOML:
             refuse_kept_code(resume, [text.partition("=")[0].strip() for text in args.sets])
+            with files.of_its_version():
+                return configuration.load(_run_toml(args, resume), args.sets, os.environ)
     return configuration.load(_run_toml(args, resume), args.sets, os.environ)
 
 

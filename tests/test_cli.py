@@ -80,6 +80,26 @@ def test_resume_goes_on_with_the_runs_own_configuration(launched: list[Any], her
     assert (config.train.lr, config.train.steps, resume) == (0.5, 999, here / "r")
 
 
+def test_a_run_of_a_later_version_is_said_to_be_one(
+    launched: list[Any], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its run.toml may have settings that this version does not know."""
+    main(["train", *SMALL, "--set", "run.dir=r"])
+    with Path("r/run.toml").open("a") as file:
+        file.write("\n[later]\nx = 1\n")
+    capsys.readouterr()
+    text = Path("r/start.json").read_text()
+    later = re.sub('"asyncrl": "[^"]*"', '"asyncrl": "0.0.7"', text)
+    for start, said in ((later, "by asyncrl 0.0.7, and this is"), (text, ""), ("{", "")):
+        Path("r/start.json").write_text(start)
+        for verb in (["train", "--resume", "r"], ["calibrate", "r"]):
+            assert main(verb) == 2
+            [line] = capsys.readouterr().err.splitlines()
+            assert "no section later" in line and said in line
+            assert bool(said) == ("asyncrl 0.0.7" in line)
+    assert len(launched) == 1
+
+
 @pytest.mark.parametrize(
     ("header", "named"),
     [

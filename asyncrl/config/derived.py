@@ -13,7 +13,12 @@ from asyncrl.config.advice import advice
 from asyncrl.config.chunk_tokens import chunk_tokens
 from asyncrl.config.cluster import agent_cores, joined, local_rollouts, ranks_here
 from asyncrl.config.cores import divide_cores
-from asyncrl.config.flow import admission_policy, max_group_size, penalty_band
+from asyncrl.config.flow import (
+    admission_policy,
+    max_group_size,
+    max_members,
+    penalty_band,
+)
 from asyncrl.config.gpus import agent_gpus, gpus_of
 from asyncrl.config.judging import judge_rows
 from asyncrl.config.lending import is_lent
@@ -90,7 +95,7 @@ def queue_bytes(config: Config, routing: int = 0) -> int:
     log-probabilities of the response, and records of its experts, of `routing` bytes a token."""
     new = config.rollout.max_new_tokens
     of_rollout = 4 * (config.engine.context_tokens + new) + routing * new
-    return admission_policy(config).max_live_filtered * max_group_size(config) * of_rollout
+    return admission_policy(config).max_live_filtered * max_members(config) * of_rollout
 
 
 def _large_state(config: Config, routing: int) -> list[Row]:
@@ -142,7 +147,7 @@ def journal_bytes(config: Config, routing: int = 0) -> int:
     rollout, groups = config.rollout, config.train.batch_groups * journal_steps(config)
     events = math.ceil(rollout.max_new_tokens / chunk_tokens(config)) + ROLLOUT_EVENTS
     tokens = (8 + routing) * rollout.max_new_tokens
-    responses = groups * rollout.group_size * (tokens + EVENT_BYTES * events)
+    responses = groups * max_members(config) * (tokens + EVENT_BYTES * events)
     prompts = groups * 4 * config.engine.context_tokens
     return responses + prompts + 5 * queue_bytes(config, routing) + LOG_BYTES
 
@@ -330,13 +335,15 @@ def _step(config: Config) -> list[Row]:
     rollout, train = config.rollout, config.train
     least, most = (
         train.batch_groups * rollout.group_size,
-        train.batch_groups * max_group_size(config),
+        train.batch_groups * max_members(config),
     )
     each = (
         f"{rollout.group_size} to {max_group_size(config)}, as {rollout.sizing} says"
-        if most > least
+        if max_group_size(config) > rollout.group_size
         else str(rollout.group_size)
     )
+    if foreign := config.foreign.most:
+        each += f", and ≤ {foreign} foreign answer{'s' if foreign > 1 else ''} each"
     if train.step_tokens:
         return [
             Row("rollouts per step", "by their tokens", f"groups of {each}"),

@@ -30,6 +30,11 @@ def max_group_size(config: Config) -> int:
     return rollout.group_size if rollout.sizing == "fixed" else rollout.group_size_max
 
 
+def max_members(config: Config) -> int:
+    """Most members of a group: rollouts of its prompt, and foreign answers."""
+    return max_group_size(config) + config.foreign.most
+
+
 def penalty_band(rollout: RolloutConfig) -> int:
     """Tokens over which the penalty of a long response grows; 0 without a penalty."""
     if rollout.truncated != "penalize":

@@ -55,7 +55,7 @@ def diagnose(status: RunStatus) -> str:
 def _candidates(status: RunStatus) -> Iterator[str]:
     """Explanations, the most pressing first; the last always holds."""
     yield from _broken(status)
-    if status.phase in ("drain", "stop"):
+    if status.phase in ("drain", "stop") and status.ok is None:
         yield f"It drains, and waits for {_waits(status) or 'nobody'}."
     if status.sft is not None:
         yield _supervised(status)
@@ -100,7 +100,11 @@ def _broken(status: RunStatus) -> Iterator[str]:
             f"It waits for {_names(absent)} to come, for {duration(longest)} by now; what "
             "they do is in their logs."
         )
+    # Once the run ends, its trainer goes; it was lost if the reason of the end names it.
+    ends = status.phase in ("drain", "stop")
     for gone in (actor for actor in absent if actor.role == "trainer"):
+        if ends and gone.name not in status.reason:
+            continue
         yield f"{gone.name} is gone, {duration(gone.seconds)} ago, and the run ends with it."
     for agents in status.failing[:1]:
         yield (

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +23,7 @@ from asyncrl.config import Config, ConfigError
 from asyncrl.config.errors import usable
 from asyncrl.config.load import read_numbers, settings_in
 from asyncrl.config.paths import exists, is_file, is_folder
+from asyncrl.escape import escaped
 from asyncrl.explain import curve, run_start, run_status, summary
 from asyncrl.explain.curve import Point
 from asyncrl.explain.curve_reader import CurveReader
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
 
 TOML_BYTES = 2**20
 """Bytes of a run.toml, at most; a longer one is none of ours."""
+
+SHOWN = 40
+"""Characters of a version that are shown."""
 
 T = TypeVar("T")
 
@@ -90,13 +95,32 @@ class RunFiles:
     @property
     def config(self) -> Config:
         """The settings, checked: modules that they name are imported."""
-        return configuration.read(self.path / RUN_TOML)
+        with self.of_its_version():
+            return configuration.read(self.path / RUN_TOML)
+
+    @contextmanager
+    def of_its_version(self) -> Iterator[None]:
+        """Add to a ConfigError about the settings inside the block that another version of asyncrl
+        wrote them, if one did."""
+        try:
+            yield
+        except ConfigError as error:
+            start, ours = None, version("asyncrl")
+            with suppress(ConfigError):
+                start = self.start
+            if start is None or start.asyncrl == ours:
+                raise
+            raise ConfigError(
+                f"{error} The run was started by asyncrl {escaped(start.asyncrl, SHOWN)}, and this "
+                f"is {ours}: go on with that one."
+            ) from None
 
     @property
     def numbers(self) -> Config:
         """The settings for their numbers, without the user's modules: what names code is as by
         default."""
-        return read_numbers(self.path / RUN_TOML)
+        with self.of_its_version():
+            return read_numbers(self.path / RUN_TOML)
 
     @cached_property
     def settings(self) -> dict[str, Any]:

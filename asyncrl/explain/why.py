@@ -34,6 +34,8 @@ def why(files: RunFiles, now: float) -> list[str]:
         if disk:
             return [_not_begun(files, disk)]
     found = files.status
+    if disk or not files.lives:  # the curve may have had room for steps that the status had not
+        found = msgspec.structs.replace(found, step=max(found.step, _steps(files)))
     summary = _summary(files)
     ended = found.ok is None and not files.lives
     if ended and summary is not None and summary.reason != UNREPORTED:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import secrets
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -51,14 +52,14 @@ from asyncrl.messages.address import UnixAddress
 from asyncrl.os_errors import SCARCE, number_of, remedy
 from asyncrl.runtime import logs
 from asyncrl.runtime.ipc.endpoints import serve
-from asyncrl.runtime.ipc.keys import new_key, read_key, write_key
+from asyncrl.runtime.ipc.keys import new_key, write_key
 from asyncrl.runtime.logs import FOLDER, Seldom
 from asyncrl.runtime.logs import path as log_path
 from asyncrl.runtime.output import complain
 from asyncrl.runtime.processes.forkserver import ForkServer, open_fork_server
 from asyncrl.runtime.processes.healing import Healing, healed
 from asyncrl.runtime.processes.process import last_words
-from asyncrl.runtime.processes.run_supervisor import RunSupervisor, SupervisedEnd
+from asyncrl.runtime.processes.run_supervisor import Interrupted, RunSupervisor, SupervisedEnd
 from asyncrl.runtime.processes.standstill import TICK_S
 from asyncrl.runtime.processes.supervisor import ActorFailed, Child, describe_exit
 from asyncrl.runtime.progress import receive
@@ -86,6 +87,13 @@ logger = logging.getLogger(__name__)
 NO_THREAD = "can't start new thread"
 """The text of Python's RuntimeError for a machine without room for a thread."""
 INTERRUPTED = 130
+SIGNALLED: Mapping[Interrupted, str] = {
+    "drains": "Draining: unfinished responses are parked, and the model is saved. A second signal "
+    "ends the run at once.",
+    "over": "No process of the run trains any more; what it keeps elsewhere is brought up to date. "
+    "A second signal ends that at once.",
+}
+"""Words for what a first signal does."""
 TOLD = 3
 """Things that could not be ended that are told one by one."""
 
@@ -132,6 +140,7 @@ class _Launch:
         self._display = Display(console)
         self._seldom = Seldom()
         self._run = Path(config.run.dir)
+        self._key = new_key()
         self._cores = cores_here(config)
         self._supervisor = RunSupervisor(config, self, self)
         leaves_out = config.train.min_ranks > 0
@@ -146,7 +155,7 @@ class _Launch:
 
     async def run(self) -> int:
         """Run to the end; returns the exit status."""
-        write_key(self._run / KEY, new_key())
+        write_key(self._run / KEY, self._key)
         if self._config.agent.run:
             write_key(self._run / GATEWAY_KEY, secrets.token_urlsafe().encode())
         self._clear()
@@ -293,7 +302,7 @@ class _Launch:
             await self._complete(self._machines)
         what = "reading checkpoint and journal" if self._resume else "starting the coordinator"
         nursery.start_soon(self._show, what, self._starting)
-        address, key = UnixAddress(self._run / LAUNCHER), read_key(self._run / KEY)
+        address, key = UnixAddress(self._run / LAUNCHER), self._key
         await nursery.start(
             partial(serve, address, key, self._supervisor.converse, refused=self._refused)
         )
@@ -435,11 +444,8 @@ class _Launch:
                 if number == signal.SIGHUP and self._signalled is not None:
                     continue
                 self._signalled = signal.Signals(number)
-                if self._supervisor.interrupt():
-                    self._display.note(
-                        "Draining: unfinished responses are parked, and the model is saved. A "
-                        "second signal ends the run at once."
-                    )
+                if said := SIGNALLED.get(self._supervisor.interrupt()):
+                    self._display.note(said)
                 else:
                     self._lasting.cancel()
 

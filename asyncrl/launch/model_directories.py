@@ -27,7 +27,7 @@ from asyncrl.config.schema.model_section import ALL_LINEAR
 from asyncrl.config.setting import nearest
 from asyncrl.engines.servers.tried_models import engines_of
 from asyncrl.escape import escaped
-from asyncrl.files import JSON_BYTES, read_regular
+from asyncrl.files import JSON_BYTES, open_regular, read_regular
 from asyncrl.launch.prompt_checks import own_tokenizer
 from asyncrl.launch.torch_process import ending, run_module
 from asyncrl.launch.weight_numbers import check_numbers
@@ -98,6 +98,10 @@ def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
     for file in sorted(path.glob("*.safetensors")):  # a library that opens a pipe never returns
         if not is_file(file):
             raise wrong(f"{file.name} in it is not a file")
+        try:
+            open_regular(file).close()
+        except OSError as error:  # the library would say that it is not there
+            raise wrong(f"{file.name} in it cannot be read ({error.strerror})") from None
     for name in ("config.json", "tokenizer.json"):
         try:
             found = json.loads(read_regular(path / name, JSON_BYTES))

@@ -71,8 +71,9 @@ from asyncrl.launch.run_copy import refuse_unfit
 from asyncrl.launch.weight_numbers import check_numbers
 from asyncrl.object_store import is_stored
 from asyncrl.os_errors import remedy
+from asyncrl.runtime.ipc.keys import new_key, read_key, write_key
 from asyncrl.runtime.processes.machine import gpus_here
-from asyncrl.runtime.run_dir import JOURNAL, METRICS, RUN_TOML, START
+from asyncrl.runtime.run_dir import JOURNAL, KEY, METRICS, RUN_TOML, START
 from asyncrl.runtime.waiting import Doing
 from asyncrl.sandbox.boxes.box_settings import BoxSettings
 from asyncrl.sandbox.boxes.open_boxes import refuse_without_provider
@@ -343,12 +344,27 @@ def claimed(config: Config) -> Iterator[Path]:
         _make(run)
         with claim.claimed(run, TAKEN):
             try:
+                _refuse_without_modes(run)
                 configuration.write(config, run / RUN_TOML)
                 note_origins(config, run)
                 run_start.write(run_start.run_start([*_own_command()], time.time()), run / START)
             except OSError as error:
                 raise ConfigError(_unwritable(run, error)) from None
             yield run
+
+
+def _refuse_without_modes(run: Path) -> None:
+    """Check that a file can be this user's alone in the run directory: keys must be. Raises
+    ConfigError and OSError."""
+    write_key(run / KEY, new_key())
+    try:
+        read_key(run / KEY)
+    except ValueError:
+        (run / KEY).unlink()
+        raise ConfigError(
+            f"{run}: others may open what is made for this user alone there, as on a file system "
+            "without modes (FAT, some mounts of a network); choose another run.dir."
+        ) from None
 
 
 def _own_command() -> Iterator[str]:

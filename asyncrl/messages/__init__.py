@@ -58,6 +58,7 @@ from asyncrl.messages.machine_messages import (
     Unequipped,
 )
 from asyncrl.messages.parts import (
+    LEAST_LOGPROB,
     RIGHT,
     Finish,
     ForeignAnswer,
@@ -129,6 +130,7 @@ ALL: tuple[type[Message], ...] = tuple(Message.__subclasses__())
 __all__ = [
     "ALL",
     "ERROR_TOKEN",
+    "LEAST_LOGPROB",
     "RIGHT",
     "STALE_TOKEN",
     "TRAINABLE_TOKEN",

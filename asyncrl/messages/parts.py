@@ -14,6 +14,8 @@ engine that `refused` a request would refuse it each time."""
 Source = Literal["own", "file", "pool", "run"]
 """Origins of tokens: the run's policy sampled them; or they are *foreign*, from a file of answers,
 from the run's own old successes, or from another run."""
+LEAST_LOGPROB = -3.4e38
+"""Log-probabilities below this are no number in float32."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -12,7 +12,6 @@ each prompt and the numbers of its rows; a row is read again when its prompt is 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -21,7 +20,7 @@ import msgspec
 import numpy as np
 
 from asyncrl.config.schema import Config
-from asyncrl.messages import Finish, ForeignAnswer
+from asyncrl.messages import LEAST_LOGPROB, Finish, ForeignAnswer
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.data.data_rows import JoinedRows, open_rows
 from asyncrl.tasks.supervised_examples import SupervisedExamples
@@ -150,11 +149,11 @@ class FileAnswers:
         if not all(0 <= one < self._tokenizer.sampled for one in (*prompt, *ids)):
             return f"has an id outside of 0 to {self._tokenizer.sampled - 1:,}, the model's"
         if logprobs is not None and (
-            len(logprobs) != len(ids) or not all(math.isfinite(p) and p <= 0 for p in logprobs)
+            len(logprobs) != len(ids) or not all(LEAST_LOGPROB <= p <= 0 for p in logprobs)
         ):
             return (
-                f"has {len(ids)} ids and {len(logprobs)} logprobs: give one for each, at most 0, "
-                "or none"
+                f"has {len(ids)} ids and {len(logprobs)} logprobs: give one for each, from "
+                f"{LEAST_LOGPROB:g} to 0, or none"
             )
         return ""
 

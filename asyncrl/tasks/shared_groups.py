@@ -11,7 +11,6 @@ log-probabilities can be those of a response. What is not so is passed over.
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import secrets
 from array import array
@@ -21,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.files import read_regular, write_whole
-from asyncrl.messages import Finish, ForeignAnswer
+from asyncrl.messages import LEAST_LOGPROB, Finish, ForeignAnswer
 from asyncrl.runtime.run_dir import SHARE_ID
 from asyncrl.tasks.shared_places import ENTRIES, SharedPlace
 
@@ -175,7 +174,7 @@ class SharedReader:
             0 < len(answer.ids) == len(answer.logprobs)
             and len(answer.ids) <= self._most
             and all(0 <= one < self._vocabulary for one in answer.ids)
-            and all(math.isfinite(p) and p <= 0 for p in answer.logprobs)
+            and all(LEAST_LOGPROB <= p <= 0 for p in answer.logprobs)
             and answer.finish in ("stop", "length")
         )
 

@@ -5,8 +5,11 @@ through a link or from a pipe; a place that fails raises OSError or StoreError, 
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.request import url2pathname
@@ -22,6 +25,8 @@ BYTES = 2**22
 """Bytes of an object, at most."""
 ENTRIES = 4096
 """Objects of a prompt that are looked at, at most."""
+OTHERS_READ = 0o444
+"""Bits of the folder's mode that a group's file has, too."""
 
 
 class SharedPlace(Protocol):
@@ -69,7 +74,8 @@ def folder_of(setting: str) -> Path | None:
 
 
 class SharedFolder:
-    """A folder with a folder for each prompt."""
+    """A folder with a folder for each prompt. Its files are for whoever may read it, though a run's
+    own files are private."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -93,8 +99,15 @@ class SharedFolder:
         return read_regular(self._path / prompt / name, BYTES)
 
     def write(self, prompt: str, name: str, data: bytes) -> None:
-        (self._path / prompt).mkdir(parents=True, exist_ok=True)
-        write_whole(self._path / prompt / name, data, forced=False)
+        self._path.mkdir(parents=True, exist_ok=True)
+        its, allowed = self._path / prompt, stat.S_IMODE(self._path.stat().st_mode)
+        with suppress(FileExistsError):
+            its.mkdir()
+            its.chmod(allowed)
+        if not stat.S_ISDIR(its.lstat().st_mode):  # a link that somebody made leads elsewhere
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(its))
+        write_whole(its / name, data, forced=False)
+        (its / name).chmod(stat.S_IWUSR | allowed & OTHERS_READ)
 
     def remove(self, prompt: str, name: str) -> None:
         (self._path / prompt / name).unlink(missing_ok=True)
@@ -153,12 +166,12 @@ class SharedStore:
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """The first entries of a folder; none if it is not there."""
+    """The first entries of a folder; none if it is not there, or not for this user to read."""
     try:
         with os.scandir(folder) as entries:
             for number, entry in enumerate(entries):
                 if number >= ENTRIES:
                     return
                 yield entry
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return

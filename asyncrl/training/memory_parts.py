@@ -6,6 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from asyncrl.config import Config
+from asyncrl.config.flow import max_members
 
 
 class MemoryParts(msgspec.Struct, frozen=True):
@@ -41,10 +42,15 @@ def longest_samples(config: Config) -> tuple[int, int]:
     >>> from asyncrl.config import load
     >>> longest_samples(load(None, ["train.micro_tokens=1024", "engine.context_tokens=256"], {}))
     (4, 256)
+    >>> few = ["train.batch_groups=1", "rollout.group_size=2", "foreign.source=pool"]
+    >>> longest_samples(load(None, few, {}))  # a foreign answer beside two of its own
+    (3, 256)
     """
     longest = config.engine.context_tokens
     samples = max(1, config.train.micro_tokens // longest)
-    return min(samples, config.train.batch_groups * config.rollout.group_size), longest
+    if config.train.step_tokens:  # a step has as many groups as it needs
+        return samples, longest
+    return min(samples, config.train.batch_groups * max_members(config)), longest
 
 
 class PredictedMemory(msgspec.Struct, frozen=True):

@@ -123,7 +123,7 @@ async def test_a_run_that_ends_meanwhile_drains_as_ever(
     async def notice() -> None:
         await world.until(lambda: world.holds("rollout-1"))
         world.processes["rollout-1"].noticed.set()
-        assert world.supervisor.interrupt()
+        assert world.supervisor.interrupt() == "drains"
 
     outcome = await world.run(notice)
     world.check()

@@ -80,6 +80,15 @@ def test_the_table_says_what_follows() -> None:
     assert rows["metrics"][0] == "http://127.0.0.1:9100/metrics"
 
 
+def test_foreign_answers_count_where_rollouts_do() -> None:
+    more = ["foreign.source=pool", "foreign.members=3"]
+    plain, rows = load(None, [], {}), table(*more)
+    assert rows["rollouts per step"] == ("≤ 176", "16 groups of 8, and ≤ 3 foreign answers each")
+    assert rows["response tokens per step"][0] == "≤ 5,632"
+    assert queue_bytes(load(None, more, {})) == queue_bytes(plain) * 11 // 8
+    assert journal_bytes(load(None, more, {})) > journal_bytes(plain)
+
+
 @pytest.mark.parametrize(
     ("every", "steps_", "held", "said"),
     [

@@ -415,6 +415,9 @@ def test_a_supervised_run_has_the_trainer_alone() -> None:
         at_work, actors=[actor("trainer-0", role="trainer", here=False, seconds=3.0)]
     )
     assert diagnose(lost).startswith("trainer-0 is gone")
+    ended = {"phase": "stop", "ok": False, "actors": absent(S, "trainer-0")}
+    assert "trainer-0" not in diagnose(standing(**ended, reason="no group passed the filter"))
+    assert "trainer-0 is gone" in diagnose(standing(**ended, reason="trainer-0 was lost"))
 
 
 def test_rollouts_that_a_rule_ended_are_said_by_reason() -> None:
@@ -524,6 +527,9 @@ def test_a_run_that_could_not_write_how_it_stood_is_told_by_what_it_has_written(
     is none, and the curve has its steps."""
     run = run_at(tmp_path / "run", S, LAST_STATUS)
     assert "was killed after 12 of 100 steps" in why(RunFiles(run), 1001.0)[0]
+    (run / METRICS).write_bytes(b"".join(line_of(step(version)) for version in range(1, 17)))
+    assert "was killed after 16 of 100 steps" in why(RunFiles(run), 1001.0)[0]
+    (run / METRICS).unlink()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5000))
         assert f"The disk of {run} is full" in why(RunFiles(run), 1001.0)[1]

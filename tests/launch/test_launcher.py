@@ -157,9 +157,9 @@ async def test_a_signal_between_two_lives_ends_the_run(
             await trio.lowlevel.checkpoint()
             return SupervisedEnd(None, ActorFailed("coordinator-0", -9, ""))
 
-        def interrupt(self) -> bool:
+        def interrupt(self) -> str:
             noticed.set()
-            return True
+            return "over"
 
     async def told_to_end() -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -176,7 +176,8 @@ async def test_a_signal_between_two_lives_ends_the_run(
         end = await launch._live()
         nursery.cancel_scope.cancel()
     assert len(lives) == 1 and launch._report(end) == FAILED
-    assert "coordinator-0" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "coordinator-0" in said.err and "Draining" not in said.out + said.err
 
 
 def test_the_next_life_keeps_the_status_of_the_one_before(tmp_path: Path) -> None:

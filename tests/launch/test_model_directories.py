@@ -3,6 +3,7 @@ starts."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from datetime import datetime
@@ -103,6 +104,19 @@ def test_weights_that_are_no_file_are_refused_and_not_opened(
     (path / "config.json").write_text('{"vocab_size": 260, "tie_word_embeddings": true}')
     said = refusal(f"model.path={path}")
     assert f"{another.name} in it is not a file; give a local" in said
+
+
+def test_weights_that_this_user_may_not_read_are_said_to_be_so(
+    tmp_path: Path, frame: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    path = directory(tmp_path / "m", frame)
+    monkeypatch.setattr(model_directories, "open_regular", refused)
+    assert "model.safetensors in it cannot be read (Permission denied)" in refusal(
+        f"model.path={path}"
+    )
 
 
 def test_behind_a_server_the_tokenizer_is_enough(tmp_path: Path, frame: list[str]) -> None:

@@ -107,6 +107,29 @@ def test_a_claimed_directory_holds_the_resolved_configuration() -> None:
     assert start.host == platform.node() and start.python == platform.python_version()
 
 
+def test_a_disk_without_modes_is_refused_before_anything_starts(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys would be anyone's there."""
+    opened = os.open
+
+    def without_modes(*args: Any, **named: Any) -> int:
+        descriptor = opened(*args, **named)
+        os.fchmod(descriptor, 0o755)
+        return descriptor
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", without_modes)
+        with (
+            pytest.raises(ConfigError, match="without modes"),
+            preflight.claimed(config("run.dir=r")),
+        ):
+            pass
+    assert not (here / "r/run.toml").exists()
+    with preflight.claimed(config("run.dir=r")) as run:
+        assert (run / "run.toml").exists()
+
+
 def test_a_directory_of_another_configuration_is_refused_by_the_first_key_that_differs() -> None:
     with preflight.claimed(config("run.dir=r")):
         pass

@@ -3,7 +3,9 @@ so."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +93,7 @@ def test_of_a_folder_that_is_not_there_nothing_is_read(tmp_path: Path) -> None:
         {"answers": [SharedAnswer([7], [], "stop")]},
         {"answers": [SharedAnswer([], [], "stop")]},
         {"answers": [SharedAnswer([7], [0.5], "stop")]},
+        {"answers": [SharedAnswer([7], [-1e300], "stop")]},  # infinite in float32
         {"answers": [SharedAnswer([7], [-1.0], "refused")]},
         {"prompt_ids": [5, 2**40]},
     ],
@@ -174,6 +177,46 @@ def test_the_first_group_of_another_run_says_its_tokenizer(place: SharedPlace) -
     written = write_group(place, group(prompt_ids=[1]))
     assert of_other_tokenizer(place, OURS, "tokens") == ""
     assert of_other_tokenizer(place, OURS, "others") == "/".join(written)
+
+
+def test_who_may_read_the_folder_may_read_its_groups(tmp_path: Path) -> None:
+    """A run makes its own files for its user alone."""
+    tmp_path.chmod(0o2775)
+    before = os.umask(0o077)
+    try:
+        path = tmp_path.joinpath(*write_group(SharedFolder(tmp_path), group()))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o2775
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    path.parent.chmod(0o700)  # of another user, as it were
+    write_group(SharedFolder(tmp_path), group(group=4))
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_no_group_is_written_through_a_link(tmp_path: Path) -> None:
+    (shared := tmp_path / "shared").mkdir()
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (shared / prompt_digest(PROMPT)).symlink_to(elsewhere)
+    with pytest.raises(NotADirectoryError):
+        write_group(SharedFolder(shared), group())
+    assert not [*elsewhere.iterdir()]
+
+
+def test_what_another_user_keeps_for_himself_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, scanned = SharedFolder(tmp_path), os.scandir
+    prompt, _ = write_group(place, group())
+
+    def scandir(path: Path) -> Any:
+        if path == tmp_path / prompt:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scanned(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert reader(place).read(PROMPT) == []
+    assert of_other_tokenizer(place, OURS, "others") == ""
 
 
 def test_a_runs_id_is_made_once(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ class PlayedSession:
         self.full = False
         """True if a call was refused because the episode is as long as it may be."""
         self.cut = False
-        """True if the answer that ended last was cut before the length that its client asked for."""
+        """True if the answer that ended last was cut before its client's own length."""
         self.over = False
         """True if no more messages may be sent for it."""
         self.finish: Finish = "stop"

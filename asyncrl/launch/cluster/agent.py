@@ -15,7 +15,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -123,16 +123,31 @@ async def _take_part(
         complain(escaped(f"the launcher of {token.address} cannot be joined: {error}."))
         return BAD_INPUT
     offer = Join(name[:255], secrets.token_hex(16), len(cores), own_versions(), role)
+    # A signal that comes between two parts is heard by the second.
+    with trio.open_signal_receiver(*LEAVE) as signals:
+        return await _parts(link, token, run, cores, patience_s, offer, signals)
+
+
+async def _parts(
+    link: Link,
+    token: JoinToken,
+    run: Path,
+    cores: list[int],
+    patience_s: float,
+    offer: Join,
+    signals: AsyncIterator[int],
+) -> int:
+    """Take part over this link, and over others if it was cut; returns the exit status."""
     async with servers_ended(run):
         while True:
-            agent = _Agent(link, run, cores, offer)
+            agent = _Agent(link, run, cores, offer, signals)
             async with link:
                 status = await agent.serve()
             if not agent.cut:
                 return status
             print(f"This machine tries to join again, for {patience_s:g} s.", flush=True)
             try:
-                link = await join_again(token, run, patience_s)
+                link = await join_again(token, run, patience_s, signals)
             except LinkError as error:
                 complain(escaped(f"the launcher is lost: {error}."))
                 return LOST
@@ -164,11 +179,20 @@ class _Agent:
     """One machine's part in one run, over one link. `cut` is True once that was lost, with a
     launcher that may live on."""
 
-    def __init__(self, link: Link, run: Path, cores: list[int], offer: Join) -> None:
+    def __init__(
+        self,
+        link: Link,
+        run: Path,
+        cores: list[int],
+        offer: Join,
+        signals: AsyncIterator[int],
+    ) -> None:
+        """`signals` tell this machine to leave."""
         self.cut = False
         self._link = MachineLink(link, self._lose)
         self._scope = trio.CancelScope()  # around its part
         self._run, self._cores, self._role = run, cores, offer.role
+        self._signals = signals
         self._actors: dict[Actor, Process] = {}
         self._ended: set[tuple[Role, int]] = set()  # possibly because of their servers
         self._room = 0  # the number of expected actors; 0 until it takes part
@@ -184,7 +208,7 @@ class _Agent:
         """Take part until the end; returns the exit status."""
         with self._scope:
             async with trio.open_nursery() as nursery:
-                await nursery.start(self._obey_signals)
+                nursery.start_soon(self._obey_signals)
                 nursery.start_soon(self._link.keep)
                 await self._follow(nursery)
                 nursery.cancel_scope.cancel()
@@ -323,18 +347,16 @@ class _Agent:
         self.cut = self._room > 0 and not self._leaving
         self._scope.cancel()
 
-    async def _obey_signals(self, task_status: trio.TaskStatus[None]) -> None:
+    async def _obey_signals(self) -> None:
         """End this machine's part at SIGINT, SIGTERM or SIGHUP, within NOTICE_S; its actors' work
         goes to others. A second signal ends it at once."""
-        with trio.open_signal_receiver(*LEAVE) as signals:
-            async with trio.open_nursery() as nursery:
-                task_status.started()
-                async for number in signals:
-                    if self._leaving:
-                        self._scope.cancel()
-                        return
-                    self._status = 128 + number
-                    nursery.start_soon(self._leave)
+        async with trio.open_nursery() as nursery:
+            async for number in self._signals:
+                if self._leaving:
+                    self._scope.cancel()
+                    return
+                self._status = 128 + number
+                nursery.start_soon(self._leave)
 
     async def _leave(self) -> None:
         """Let this machine's actors return their work, and end its part."""

@@ -4,6 +4,7 @@ Invariant: a machine joins again with the token that it had, and its patience ha
 from __future__ import annotations
 
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import trio
@@ -35,9 +36,12 @@ async def join(token: JoinToken, run: Path) -> Link:
     return await connect(token.launcher, token.key, tls=Tls.of(run / TLS))
 
 
-async def join_again(token: JoinToken, run: Path, patience_s: float) -> Link:
+async def join_again(
+    token: JoinToken, run: Path, patience_s: float, signals: AsyncIterator[int]
+) -> Link:
     """Connect to a launcher that was cut off, or to its successor. Raises LinkError if it cannot
-    be reached for `patience_s`, or does not know this token, and ToldToLeave."""
+    be reached for `patience_s`, or does not know this token, and ToldToLeave at the first of the
+    `signals`, which may have come before."""
     result: Link | LinkError = LinkBroken(f"it could not be reached for {patience_s:g} s")
     signalled = 0
 
@@ -47,7 +51,7 @@ async def join_again(token: JoinToken, run: Path, patience_s: float) -> Link:
             signalled = number
             scope.cancel()
 
-    with trio.open_signal_receiver(*LEAVE) as signals, trio.move_on_after(patience_s) as scope:
+    with trio.move_on_after(patience_s) as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(obey, scope)
             try:

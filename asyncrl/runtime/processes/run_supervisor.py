@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 import trio
@@ -62,6 +62,8 @@ WORDS = 400
 """Characters of last words that are passed on."""
 MESSAGES = 64
 """Messages that may wait for the coordinator to read them."""
+Interrupted = Literal["drains", "ends", "over"]
+"""Effect on a run of being told to end: it drains, it ends at once, or it had ended before."""
 
 
 class RunActors(Protocol):
@@ -142,7 +144,9 @@ class RunSupervisor:
         self._grace = Patience()  # with the drain that was asked for
         self._to_coordinator, self._messages = trio.open_memory_channel[Message](MESSAGES)
         self._connected = trio.Event()
+        self._drained = trio.Event()  # the coordinator is to drain the run
         self._over = trio.Event()
+        self._ended = False  # no actor lives any more
         self._draining = False  # an actor that ends now is not replaced
         self._interrupted = False
         self._finished: RunFinished | None = None
@@ -181,21 +185,25 @@ class RunSupervisor:
                     nursery.cancel_scope.cancel()
         except* ActorFailed as failures:
             failure = _first(failures)
+        self._ended = True
         self._say_unsaid()
         if self._finished is not None and failure and is_consequence(failure.traceback):
             failure = None  # the coordinator has said what the cause is
         return SupervisedEnd(self._finished, failure, tuple(causes_first(self._unrestarted)))
 
-    def interrupt(self) -> bool:
+    def interrupt(self) -> Interrupted:
         """Drain the run within `supervision.grace_s`. A second call, or one before the coordinator
-        is ready, ends the run at once. Returns True if the run drains."""
+        is ready, ends the run at once."""
+        if self._ended and not self._interrupted:
+            self._interrupted = True
+            return "over"
         if self._interrupted or not self.connected:
             self.cancel()
-            return False
+            return "ends"
         self._interrupted = True
-        self.tell(Drain())
+        self._drained.set()
         self._grace.deadline = trio.current_time() + self._config.supervision.grace_s
-        return True
+        return "drains"
 
     def cancel(self) -> None:
         """End the run at once, and kill its actors."""
@@ -357,6 +365,7 @@ class RunSupervisor:
         self._renew_patience()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write, link)
+            nursery.start_soon(self._write_drain, link)
             async for message, _ in link:
                 match message:
                     case StatusUpdate():
@@ -398,6 +407,11 @@ class RunSupervisor:
     async def _write(self, link: Link) -> None:
         async for message in self._messages:
             await link.send(message)
+
+    async def _write_drain(self, link: Link) -> None:
+        """Tell the coordinator to drain the run, however many messages wait for it."""
+        await self._drained.wait()
+        await link.send(Drain())
 
 
 def words_of(code: int, output: str) -> str:

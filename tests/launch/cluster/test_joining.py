@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from asyncrl.launch.cluster.join_token import JoinToken, certify
-from asyncrl.launch.cluster.joining import ToldToLeave, join_again
+from asyncrl.launch.cluster.joining import LEAVE, ToldToLeave, join_again
 from asyncrl.messages.address import TcpAddress
 from asyncrl.runtime.ipc import endpoints
 from asyncrl.runtime.ipc.endpoints import serve
@@ -61,6 +61,12 @@ def sides(tmp_path: Path) -> Sides:
     return Sides(tmp_path)
 
 
+async def unsignalled() -> AsyncIterator[int]:
+    """No signal, ever."""
+    await trio.sleep_forever()
+    yield 0
+
+
 @pytest.fixture
 def silent() -> Iterator[socket.socket]:
     """A port that takes connections, and says nothing: as over a cut wire, for who is patient."""
@@ -82,7 +88,9 @@ async def test_it_joins_a_launcher_that_can_be_reached_again(
 
     nursery.start_soon(mend)
     with trio.fail_after(PATIENCE_S):
-        async with await join_again(sides.token(port), sides.run, PATIENCE_S) as link:
+        async with await join_again(
+            sides.token(port), sides.run, PATIENCE_S, unsignalled()
+        ) as link:
             assert isinstance(link, Link)
 
 
@@ -98,14 +106,14 @@ async def test_it_waits_for_a_launcher_that_is_started_again(
 
     nursery.start_soon(start)
     with trio.fail_after(PATIENCE_S):
-        async with await join_again(sides.token(port), sides.run, PATIENCE_S):
+        async with await join_again(sides.token(port), sides.run, PATIENCE_S, unsignalled()):
             pass
 
 
 async def test_who_knows_another_key_gives_up_at_once(sides: Sides, nursery: trio.Nursery) -> None:
     port = await sides.serve(0, nursery)
     with trio.fail_after(PATIENCE_S), pytest.raises(LinkError) as refused:
-        await join_again(sides.token(port, new_key()), sides.run, PATIENCE_S)
+        await join_again(sides.token(port, new_key()), sides.run, PATIENCE_S, unsignalled())
     assert refused.value.reason == "key"
 
 
@@ -114,17 +122,24 @@ async def test_it_gives_up_in_time(
 ) -> None:
     monkeypatch.setattr(endpoints, "TRY_S", 0.1)
     with trio.fail_after(PATIENCE_S), pytest.raises(LinkBroken, match="could not be reached for"):
-        await join_again(sides.token(silent.getsockname()[1]), sides.run, 0.5)
+        await join_again(sides.token(silent.getsockname()[1]), sides.run, 0.5, unsignalled())
 
 
+@pytest.mark.parametrize("before", [True, False])
 async def test_it_leaves_when_it_is_told_to(
-    sides: Sides, silent: socket.socket, nursery: trio.Nursery
+    before: bool, sides: Sides, silent: socket.socket, nursery: trio.Nursery
 ) -> None:
     async def tell() -> None:
-        await trio.sleep(0.2)
+        if not before:
+            await trio.sleep(0.2)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    nursery.start_soon(tell)
-    with trio.fail_after(PATIENCE_S), pytest.raises(ToldToLeave) as told:
-        await join_again(sides.token(silent.getsockname()[1]), sides.run, PATIENCE_S)
+    with trio.open_signal_receiver(*LEAVE) as signals:
+        if before:
+            await tell()
+        else:
+            nursery.start_soon(tell)
+        with trio.fail_after(PATIENCE_S), pytest.raises(ToldToLeave) as told:
+            token = sides.token(silent.getsockname()[1])
+            await join_again(token, sides.run, PATIENCE_S, signals)
     assert told.value.number == signal.SIGTERM

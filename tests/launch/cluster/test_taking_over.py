@@ -3,11 +3,12 @@ it has ended by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from asyncrl.config import Config
 from asyncrl.config.cores import divide_cores
@@ -18,6 +19,12 @@ from asyncrl.launch.cluster.local_placement import TAKES_OVER, LocalPlacement
 from asyncrl.launch.cluster.places import Places
 from asyncrl.messages import Join, StartActor
 from asyncrl.runtime.ipc.link import memory_links
+
+
+async def no_signals() -> AsyncIterator[int]:
+    """No signal, ever."""
+    await trio.sleep_forever()
+    yield 0
 
 
 class Ended:
@@ -68,7 +75,7 @@ async def test_on_a_machine_one_that_ended_there_may_not_until_the_next_life(
 ) -> None:
     """Its machine was cut off, and joins again while its actors are at their fourth start."""
     here, _ = memory_links()
-    machine = _Agent(here, tmp_path, [0, 1], Join("m", 32 * "0", 2, {}))
+    machine = _Agent(here, tmp_path, [0, 1], Join("m", 32 * "0", 2, {}), no_signals())
     places = Places([0, 1], room=2, gpus=0, each=0)
 
     async def start(index: int, incarnation: int) -> bool:

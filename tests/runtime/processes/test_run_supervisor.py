@@ -31,7 +31,7 @@ from asyncrl.runtime.ipc.errors import EndOfStream, LinkError
 from asyncrl.runtime.ipc.link import Link
 from asyncrl.runtime.processes.blame import SAME_S, ActorEnd, causes_first
 from asyncrl.runtime.processes.healing import lost_head
-from asyncrl.runtime.processes.run_supervisor import RunSupervisor, SupervisedEnd
+from asyncrl.runtime.processes.run_supervisor import MESSAGES, RunSupervisor, SupervisedEnd
 from asyncrl.runtime.processes.supervisor import Child
 from asyncrl.simulation.network import links
 
@@ -486,11 +486,23 @@ async def test_a_message_that_is_not_a_coordinators_is_refused(autojump_clock) -
 
 async def test_an_interrupt_drains_and_the_run_has_its_grace(autojump_clock) -> None:
     async with running() as run:
-        assert run.supervisor.interrupt()
+        unread = [Exited("rollout", 0, 1, True, f"word {number}") for number in range(MESSAGES)]
+        for message in unread:  # it reads nothing while it stands still
+            run.supervisor.tell(message)
+        assert run.supervisor.interrupt() == "drains"
         await trio.sleep(29)
-        assert run.told == [Drain()] and run.end is None
+        assert run.told.count(Drain()) == 1 and run.end is None
+        assert [message for message in run.told if message != Drain()] == unread
     assert trio.current_time() == pytest.approx(30.2, abs=0.1)
     assert run.end == SupervisedEnd(None)
+
+
+async def test_a_run_that_is_over_does_not_say_that_it_drains(autojump_clock) -> None:
+    async with running() as run:
+        await run.say(RunFinished(ok=True, reason="all steps are done"))
+        assert run.supervisor.interrupt() == "over"
+        assert run.supervisor.interrupt() == "ends"
+    assert run.end is not None and run.end.finished is not None
 
 
 @pytest.mark.parametrize("ended", ["twice", "before it began"])
@@ -498,8 +510,8 @@ async def test_an_interrupt_that_cannot_drain_ends_the_run_at_once(
     ended: str, autojump_clock
 ) -> None:
     async with running(connected=ended == "twice") as run:
-        assert run.supervisor.interrupt() == (ended == "twice")
-        assert not run.supervisor.interrupt()
+        assert run.supervisor.interrupt() == ("drains" if ended == "twice" else "ends")
+        assert run.supervisor.interrupt() == "ends"
     assert trio.current_time() < 1 and run.end == SupervisedEnd(None)
 
 
