@@ -89,7 +89,8 @@ def warm() -> Warm:
 
 
 class Popen(subprocess.Popen[Any]):
-    """`subprocess.Popen` of `python -m MODULE …`: forked from the warm process where it can be."""
+    """`subprocess.Popen` of `python -m MODULE …`: forked from the warm process where it can be. So
+    is one in a network namespace (`nsenter --net=FILE python -m MODULE …`)."""
 
     python = sys.executable
 
@@ -99,14 +100,22 @@ class Popen(subprocess.Popen[Any]):
     def _execute_child(self, args: Any, *rest: Any) -> None:
         (_, _, _, _, folder, env, _, _, _, stdin, _, _, stdout, _, stderr) = rest[:15]
         env = dict(os.environ if env is None else env)
-        of_module = list(args[:2]) == [self.python, "-m"]
+        network, words = "", list(args)
+        if words[0] == "nsenter":
+            network, words = words[1].removeprefix("--net="), words[2:]
+        of_module = words[:2] == [self.python, "-m"]
         if not of_module or any(env.get(name) != had for name, had in self.warm().fixed.items()):
             super()._execute_child(args, *rest)
             return
         streams = [mine if mine >= 0 else n for n, mine in enumerate((stdin, stdout, stderr))]
         try:
             self.pid = self.warm().fork(
-                args[2], args[3:], environment=env, folder=folder, streams=streams
+                words[2],
+                words[3:],
+                environment=env,
+                folder=folder,
+                streams=streams,
+                network=network,
             )
         finally:
             self._close_pipe_fds(*rest[9:15])

@@ -33,6 +33,7 @@ TITLE_BYTES = 2**13
 DESCRIPTORS = 8
 """The streams of what is forked, and the others that it is given, at most."""
 PR_SET_PDEATHSIG = 1
+CLONE_NEWNET = 0x40000000
 
 Special = Callable[[str, Sequence[str], Sequence[int]], None]
 """Does what modules of its own need before they run, or runs them to their end: called in the child
@@ -119,6 +120,8 @@ def become(
     os.chdir(request["folder"])
     os.umask(request["umask"])
     os.sched_setaffinity(0, request["cores"])
+    if request["network"]:
+        enter(request["network"])
     for number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -129,6 +132,15 @@ def become(
     set_title([sys.executable, "-m", *sys.argv])
     special(module, words, more)
     end_with(partial(runpy.run_module, module, run_name="__main__", alter_sys=True))
+
+
+def enter(network: str) -> None:
+    """Enter a network namespace, as nsenter(1) does."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = os.open(network, os.O_RDONLY)
+    if libc.setns(descriptor, CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), f"cannot enter {network}")
+    os.close(descriptor)
 
 
 def end_with(main: Callable[[], object]) -> NoReturn:
