@@ -9,10 +9,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+import warm_process
 from fake_gateway import RUN, FakeGateway, fake_gateway
 
 ROOT = Path(__file__).parents[2]
@@ -28,39 +29,52 @@ pytestmark = [
 ]
 
 
-def command(*words: str | Path) -> dict[str, Any]:
-    """The program's command line and environment."""
-    path = {"PYTHONPATH": f"{ROOT}:{TASKSETS}"}
-    argv = [str(PYTHON), "-m", "asyncrl.agents.tasksets", *map(str, words)]
-    return {"args": argv, "env": {**os.environ, **path}, "text": True}
+class Program(NamedTuple):
+    """The program, forked from a process of that environment that has imported `verifiers`, which
+    takes five core seconds. tests/runs/test_train_episodes.py starts it as a user does."""
+
+    popen: type[warm_process.Popen]
+
+    def command(self, *words: str | Path) -> dict[str, Any]:
+        """Its command line and environment."""
+        argv = [str(PYTHON), "-m", "asyncrl.agents.tasksets", *map(str, words)]
+        env = os.environ | {"PYTHONPATH": f"{ROOT}:{TASKSETS}"}
+        return {"argv": argv, "env": env, "text": True}
+
+    def done(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        return warm_process.run(
+            **self.command(*words), start=self.popen, capture_output=True, timeout=DEADLINE_S
+        )
+
+    def lines(self, count: int, taskset: str | Path) -> list[dict[str, Any]]:
+        """The lines of a task."""
+        said = self.done("prompts", str(count), taskset)
+        assert said.returncode == 0, said.stderr
+        return [json.loads(line) for line in said.stdout.splitlines()]
+
+    @contextmanager
+    def playing(self, gateway: FakeGateway, folder: Path, taskset: str | Path) -> Iterator[None]:
+        """It plays the episodes of a run."""
+        settings = {"run": "http", "port": gateway.port, "actors": 1}
+        settings |= {"episode_s": 300.0, "call_s": 600.0, "max_calls": 32}
+        said = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+        (folder / "run.toml").write_text(f"[agent]\n{said}")
+        (folder / "gateway.key").write_text(RUN)
+        argv = self.command("play", folder, taskset)
+        process = self.popen(argv.pop("argv"), **argv, stderr=subprocess.PIPE)
+        try:
+            yield
+        finally:
+            process.terminate()
+            _, errors = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 143, errors
 
 
-def done(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(**command(*words), capture_output=True, timeout=DEADLINE_S, check=False)
-
-
-def lines(count: int, taskset: str | Path) -> list[dict[str, Any]]:
-    """The lines of a task."""
-    said = done("prompts", str(count), taskset)
-    assert said.returncode == 0, said.stderr
-    return [json.loads(line) for line in said.stdout.splitlines()]
-
-
-@contextmanager
-def playing(gateway: FakeGateway, folder: Path, taskset: str | Path) -> Iterator[None]:
-    """A program that plays the episodes of a run."""
-    settings = {"run": "http", "port": gateway.port, "actors": 1}
-    settings |= {"episode_s": 300.0, "call_s": 600.0, "max_calls": 32}
-    said = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
-    (folder / "run.toml").write_text(f"[agent]\n{said}")
-    (folder / "gateway.key").write_text(RUN)
-    process = subprocess.Popen(**command("play", folder, taskset), stderr=subprocess.PIPE)
-    try:
-        yield
-    finally:
-        process.terminate()
-        _, errors = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 143, errors
+@pytest.fixture(scope="module")
+def program() -> Iterator[Program]:
+    modules = ("verifiers.v1", "openai", "verifiers.v1.harnesses.utils.mcp")
+    with warm_process.warm_of(str(PYTHON), modules, str(ROOT), str(TASKSETS)) as popen:
+        yield Program(popen)
 
 
 def end_of(gateway: FakeGateway, entry: dict[str, Any]) -> float | str:
@@ -77,8 +91,10 @@ def end_of(gateway: FakeGateway, entry: dict[str, Any]) -> float | str:
 
 
 @pytest.mark.explore
-def test_a_taskset_that_is_not_there_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    said = done("play", tmp_path, "no-such-taskset")
+def test_a_taskset_that_is_not_there_is_refused_in_one_sentence(
+    program: Program, tmp_path: Path
+) -> None:
+    said = program.done("play", tmp_path, "no-such-taskset")
     assert said.returncode == 2 and not said.stdout
     (line,) = said.stderr.splitlines()
     assert "taskset 'no-such-taskset' not found; correct its name, or install" in line
@@ -99,19 +115,23 @@ def test_a_taskset_that_is_not_there_is_refused_in_one_sentence(tmp_path: Path) 
         ("[env]\nid = 'best-of-n'\ntaskset.id = 'no'", "taskset 'no' not found"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(tmp_path: Path, text: str, why: str) -> None:
+def test_what_cannot_be_trained_is_refused(
+    program: Program, tmp_path: Path, text: str, why: str
+) -> None:
     (file := tmp_path / "t.toml").write_text(text)
-    said = done("prompts", "1", file)
+    said = program.done("prompts", "1", file)
     assert said.returncode == 2 and not said.stdout
     (line,) = said.stderr.splitlines()
     assert why in line
 
 
 @pytest.mark.explore
-def test_each_end_of_an_episode_is_a_reward_or_a_failure_by_name(tmp_path: Path) -> None:
-    entries = {line["prompt"]: line for line in lines(5, "ways_to_end")}
+def test_each_end_of_an_episode_is_a_reward_or_a_failure_by_name(
+    program: Program, tmp_path: Path
+) -> None:
+    entries = {line["prompt"]: line for line in program.lines(5, "ways_to_end")}
     right, raises, nan, dies, nothing = entries.values()
-    with fake_gateway() as gateway, playing(gateway, tmp_path, "ways_to_end"):
+    with fake_gateway() as gateway, program.playing(gateway, tmp_path, "ways_to_end"):
         gateway.replies = ["yes"]
         assert end_of(gateway, right) == 1.0
         assert gateway.asked == [[{"role": "user", "content": "right?"}]]
@@ -134,9 +154,9 @@ def test_each_end_of_an_episode_is_a_reward_or_a_failure_by_name(tmp_path: Path)
 
 
 @pytest.mark.explore
-def test_a_game_of_many_turns_is_judged_by_its_taskset(tmp_path: Path) -> None:
-    (game,) = lines(1, "textarena_offline")
-    with fake_gateway() as gateway, playing(gateway, tmp_path, "textarena_offline"):
+def test_a_game_of_many_turns_is_judged_by_its_taskset(program: Program, tmp_path: Path) -> None:
+    (game,) = program.lines(1, "textarena_offline")
+    with fake_gateway() as gateway, program.playing(gateway, tmp_path, "textarena_offline"):
         gateway.replies = [f"[{number}]" for number in range(1, 21)]
         reward, turns = end_of(gateway, game), len(gateway.asked)
         assert isinstance(reward, float) and 0 < reward < 1 and turns > 2  # it says how near
@@ -152,7 +172,9 @@ def test_a_game_of_many_turns_is_judged_by_its_taskset(tmp_path: Path) -> None:
 
 
 @pytest.mark.explore
-def test_calls_of_a_seat_that_is_not_trained_never_reach_the_run(tmp_path: Path) -> None:
+def test_calls_of_a_seat_that_is_not_trained_never_reach_the_run(
+    program: Program, tmp_path: Path
+) -> None:
     with fake_gateway() as gateway, fake_gateway() as other:
         file = tmp_path / "talk.toml"
         file.write_text(
@@ -162,10 +184,10 @@ def test_calls_of_a_seat_that_is_not_trained_never_reach_the_run(tmp_path: Path)
             f"'http://127.0.0.1:{other.port}/sessions/episode-3/v1'\n"
             "client.api_key_var = 'OTHER_KEY'\n"
         )
-        right, *_ = lines(1, file)
+        right, *_ = program.lines(1, file)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("OTHER_KEY", "key-for-calls")
-            with playing(gateway, tmp_path, file):
+            with program.playing(gateway, tmp_path, file):
                 gateway.replies, other.replies = ["yes"], ["are you there?"]
                 assert end_of(gateway, right) == 1.0
         assert len(gateway.asked) == 2 and len(other.asked) == 2

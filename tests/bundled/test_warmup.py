@@ -74,13 +74,10 @@ def test_it_learns_stops_where_told_and_says_what_greedy_decoding_does(tmp_path:
         open_task(msgspec.structs.replace(TASK, train_size=6), 0),
         bundled_model.new_model(0),
     )
-    little = [*warmup.teach(bundled_model.new_model(0), tokenizer, task, steps=200, enough=0.1)]
-    assert min(little[-1].accuracy, little[-1].sampled) >= 0.1
     lessons = [*warmup.teach(model, tokenizer, task, steps=200, enough=0.7)]
     enough = [lesson.accuracy >= 0.7 and lesson.sampled >= 0.7 for lesson in lessons]
     assert enough == [False] * (len(lessons) - 1) + [True]
     assert [lesson.step for lesson in lessons] == list(range(1, len(lessons) + 1))
-    assert len(little) < len(lessons)
     assert lessons[-1].nats < lessons[0].nats and lessons[0].seconds < lessons[-1].seconds
     _, right, _ = warmup.answer_losses(model, *next(warmup._batches(tokenizer, task)))
     for item in range(6):

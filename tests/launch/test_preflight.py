@@ -16,11 +16,13 @@ import sys
 from collections import namedtuple
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import warm_process
 from look_support import step
 from rich.console import Console
 from safetensors.numpy import save_file
@@ -31,7 +33,7 @@ from asyncrl.config.derived import PROGRAMS, derived, steps
 from asyncrl.config.schema import TaskConfig
 from asyncrl.explain.curve import line_of
 from asyncrl.explain.run_files import RunFiles
-from asyncrl.launch import model_directories, preflight
+from asyncrl.launch import model_directories, preflight, torch_process
 from asyncrl.launch.model_directories import check_architecture
 from asyncrl.library import train
 from asyncrl.runtime import waiting
@@ -593,10 +595,13 @@ def test_a_configuration_of_which_no_model_can_be_made(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The first in a process of its own, as it is; the others here, where torch is imported."""
+    """The first in a process of its own, as it is, but forked; the others here, where torch is
+    imported. The next test's process is started."""
     directory = model(*ALL)
     (directory / "config.json").write_text(json.dumps(settings))
-    if "layer_types" not in settings:
+    if "layer_types" in settings:
+        monkeypatch.setattr(torch_process, "subprocess", SimpleNamespace(run=warm_process.run))
+    else:
         try_here(monkeypatch, capfd)
     with pytest.raises(ConfigError, match=r"config\.json"):
         check_architecture(directory, Config())

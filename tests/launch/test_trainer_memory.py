@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+import warm_process
 from transformers import Qwen3Config
 
 from asyncrl.config import Config, ConfigError, load
-from asyncrl.launch import trainer_memory
+from asyncrl.launch import torch_process, trainer_memory
 from asyncrl.launch.trainer_memory import memory_rows
 from asyncrl.runtime.processes.machine import memory_bytes
 from asyncrl.training.memory_parts import MemoryParts, PredictedMemory
@@ -151,7 +153,9 @@ def test_weights_that_learn_are_a_row_where_not_all_do(monkeypatch: pytest.Monke
 
 
 @pytest.mark.explore
-def test_another_process_predicts(tmp_path: Path) -> None:
+def test_another_process_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forked from the warm process: a command's is, too, and real ones have such a process each."""
+    monkeypatch.setattr(torch_process, "subprocess", SimpleNamespace(run=warm_process.run))
     Qwen3Config(
         vocab_size=300,
         hidden_size=32,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import trio
 from simulation_support import plain
 from some_values import some
 
+from asyncrl.config import Config
 from asyncrl.simulation import policy
 from asyncrl.simulation.fake_learner import FakeLearner
 from asyncrl.simulation.fault_kinds import KINDS
 from asyncrl.simulation.faults import Fault
-from asyncrl.simulation.run import simulate
+from asyncrl.simulation.run import SeedReport, simulate
 from asyncrl.simulation.world import World
 
 
@@ -56,6 +59,13 @@ def test_a_damaged_first_checkpoint_of_a_resumed_run_costs_its_steps_and_not_the
     assert report.ok, report.violation
 
 
+@cache
+def uninterrupted(seed: int) -> tuple[Config, SeedReport]:
+    """A run at lag 0 to which nothing happens."""
+    config = plain(seed, staleness={"max_lag": 0, "depth": 0})
+    return config, simulate(seed, config=config, faults=[])
+
+
 @pytest.mark.explore
 @pytest.mark.parametrize(
     "kind",
@@ -65,8 +75,7 @@ def test_a_damaged_first_checkpoint_of_a_resumed_run_costs_its_steps_and_not_the
 def test_at_lag_0_a_killed_and_resumed_run_equals_an_uninterrupted_one_weight_for_weight(
     kind: str, seed: int
 ) -> None:
-    config = plain(seed, staleness={"max_lag": 0, "depth": 0})
-    whole = simulate(seed, config=config, faults=[])
+    config, whole = uninterrupted(seed)
     killed = simulate(seed, config=config, faults=[Fault(0.4 + 0.7 * seed, kind, seed)])
     assert whole.ok and killed.ok, killed.violation
     assert len(whole.lives) == 1 < len(killed.lives) and killed.faults[kind] == 1

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import cache
 
 import numpy as np
 import pytest
@@ -334,6 +335,7 @@ def test_where_lengths_have_a_tail_what_is_too_old_is_not_trained() -> None:
     assert came.largest_lag == max(came.arrived) > 1
 
 
+@cache
 def lending(last: int, depth: int, lending: str = "priority", lent: int = 1) -> Measured:
     """A run whose trainer computes for 20 s a step, where one engine decodes for 50, each slot two
     responses; with `lent` more, which have the trainer's cores while it waits."""

@@ -1,6 +1,6 @@
 """`asyncrl` as the tests of the pages run it: the command as it is written, but a run is of a tiny
 model, and of six steps, or twelve (`FEW`); faults are looked for in two seeds, and a cluster has
-four engines for 11 s. Where servers of their own would start, it is checked and not run
+two engines for 5 s. Where servers of their own would start, it is checked and not run
 (tests/sglang and tests/vllm run it).
 
     python page_asyncrl.py ADDRESS MODEL WORDS …
@@ -28,7 +28,7 @@ BRIEF = {
     "evaluation.samples": 0,
     "supervision.grace_s": 5.0,
 }
-SMALL = {"0:200": "0:2", "64": "4", "16": "1"}
+SMALL = {"0:200": "0:2", "64": "2", "16": "1"}
 """Seeds, engines and trainers of a page, and those that are simulated."""
 FEW = {"train.steps=40": "train.steps=12"}
 """Steps of a page, and those that are made: twice as many as `calibrate` needs."""
@@ -48,7 +48,7 @@ def brief(words: list[str], model: str) -> list[str]:
         few = [FEW.get(word, word) for word in words[1:]]
         return ["check" if served else "train", *before, *few, *after]
     if words[0] == "simulate":
-        little = ["--hours=0.003", "--set=train.batch_groups=4"] if "--engines" in words else []
+        little = ["--hours=0.0015", "--set=train.batch_groups=1"] if "--engines" in words else []
         return [*(SMALL.get(word, word) for word in words), *little]
     return words
 

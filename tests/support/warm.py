@@ -34,8 +34,9 @@ _SET_CHILD_SUBREAPER = 36
 
 def fork(address: str, module: str, words: Sequence[str], **more: Any) -> int:
     """Have the warm process at `address` fork `python -m module words`; returns the process id of
-    what is a child of this process then. `more` are `environment`, `folder` and the descriptors of
-    its `streams` and others after them; this process's own where they are left out."""
+    what is a child of this process then. `more` are `environment`, `folder`, `cores`, the file
+    of a `network` namespace, and the descriptors of its `streams` and others after them; this
+    process's own where left out."""
     with _adopting():
         return _asked(address, module, words, adopts=True, **more)
 
@@ -53,7 +54,8 @@ def _asked(address: str, module: str, words: Sequence[str], adopts: bool, **more
         "words": list(words),
         "environment": more.get("environment") or dict(os.environ),
         "folder": str(more.get("folder") or os.getcwd()),  # noqa: PTH109 as light as can be
-        "cores": sorted(os.sched_getaffinity(0)),
+        "cores": sorted(more.get("cores") or os.sched_getaffinity(0)),
+        "network": more.get("network"),
         "adopts": adopts,
     }
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:

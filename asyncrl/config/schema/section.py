@@ -80,9 +80,15 @@ def _defaults(cls: type[Section]) -> dict[str, Any]:
 
 
 @cache
+def _hints(cls: type[Section]) -> dict[str, Any]:
+    """The types of its fields, with their marks: to read them takes a millisecond."""
+    return get_type_hints(cls, include_extras=True)
+
+
+@cache
 def _kind(cls: type[Section], name: str) -> Field | type[Section]:
     """The setting of this field, or its subsection."""
-    hint = get_type_hints(cls, include_extras=True)[name]
+    hint = _hints(cls)[name]
     if isinstance(hint, type) and issubclass(hint, Section):
         return hint
     return field_of(table_of(cls), name, hint)
@@ -97,7 +103,7 @@ def table_of(cls: type[Section]) -> str:
     'engine.sglang'
     """
     for outer in Section.__subclasses__():
-        for name, hint in get_type_hints(outer).items():
+        for name, hint in _hints(outer).items():
             if hint is cls:
                 return f"{table_of(outer)}.{name}".lstrip(".")
     return ""
