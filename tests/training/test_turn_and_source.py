@@ -1,5 +1,5 @@
-"""What a learner tells corrections and objectives of a token: its turn, and whether the run's
-policy has sampled it."""
+"""Facts of a token that corrections and objectives get: its turn, and whether the run's policy has
+sampled it."""
 
 from __future__ import annotations
 
