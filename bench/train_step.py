@@ -10,7 +10,8 @@ has its group's prompt computed for itself. Three shapes of lengths, in groups o
 `task` (mean 37 tokens, longest 54, 18 of them the prompt's), `tail` (4 of the 128 rollouts up to
 four times as long) and `prompt` (32 rollouts of about 100 tokens after prompts of 200). `--large`
 measures a 12 x 512 model on 32 rollouts (1 of them long) instead of 4 x 128 on 128; `--threads`
-sets torch's threads.
+sets torch's threads. `--pieces` compares instead, in seconds of processors, the gradient of a step
+whose groups come one, two, four and all in a micro-batch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -232,12 +233,53 @@ def measure(shape: str, large: bool, warm_up: int, rounds: int) -> None:
     print(f"{shape:<6}{steps[0].tokens:7,}{rates}{ratios}", flush=True)
 
 
+def pieces(step: Step, groups: int) -> Iterator[Step]:
+    """A step in micro-batches of so many groups."""
+    of_ids = of_sampled = 0
+    samples = step.batch.samples
+    for first in range(0, len(samples), groups * SIZE):
+        part = samples[first : first + groups * SIZE]
+        ids = of_ids + sum(s.prompt_tokens + s.response_tokens for s in part)
+        sampled = of_sampled + sum(s.response_tokens for s in part)
+        rewards = {s.group: step.batch.rewards[s.group] for s in part}
+        buffers = (
+            step.buffers[0][4 * of_ids : 4 * ids],
+            step.buffers[1][4 * of_sampled : 4 * sampled],
+            step.buffers[2][of_sampled:sampled],
+        )
+        yield Step(MicroBatch(0, first, part, rewards), buffers)
+        of_ids, of_sampled = ids, sampled
+
+
+def measure_pieces(shape: str, large: bool) -> None:
+    """Print what smaller micro-batches take, over a whole step."""
+    rng, count = np.random.default_rng(0), 32 if large else 128
+    model = build(large)
+    step = rollouts(model, *lengths(shape, count, rng), rng)
+    learner = Learner(model, TrainConfig(), StalenessConfig(), temperature=1.0)
+    seconds: dict[int, list[float]] = {each: [] for each in (1, 2, 4, count // SIZE)}
+    for turn in range(6):
+        for groups, found in seconds.items():
+            began = time.process_time()
+            for piece in pieces(step, groups):
+                batch = piece.batch
+                batch = MicroBatch(learner.version, batch.index, batch.samples, batch.rewards)
+                learner.accumulate(batch, piece.buffers)
+            if turn:
+                found.append(time.process_time() - began)
+            learner.step()
+    *small, whole = (statistics.median(found) for found in seconds.values())
+    told = "".join(f"{each / whole:9.2f}" for each in small)
+    print(f"{shape:<6}{whole:9.2f} s{told}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--pieces", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     warm_up, rounds = (1, 1) if arguments.large else (3, 7)
@@ -245,6 +287,11 @@ def main() -> None:
         f"{'12 x 512' if arguments.large else '4 x 128'}, vocabulary {VOCABULARY}, "
         f"{arguments.threads} thread(s)"
     )
+    if arguments.pieces:
+        print(f"{'':6}{'whole':>11}{'by 1':>9}{'by 2':>9}{'by 4':>9} groups, over whole")
+        for shape in ("task", "tail", "prompt"):
+            measure_pieces(shape, arguments.large)
+        return
     print(
         f"{'':6}{'tokens':>7}{'padded':>16}{'padded, oneDNN':>16}{'apart':>16}{'packed':>16}   "
         "packed / each (real tokens/s)"

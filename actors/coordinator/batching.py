@@ -89,11 +89,18 @@ class Batching:
         return math.ceil(units / self._units.per_group)
 
     def next(
-        self, step: int, size: Callable[[Rollout], int], *, whole: bool = False
+        self,
+        step: int,
+        size: Callable[[Rollout], int],
+        *,
+        whole: bool = False,
+        busy: bool = False,
     ) -> list[list[Rollout]]:
         """Choose units that fit one micro-batch, in which a rollout takes `size` tokens. A unit
         that does not fit one comes alone. Empty where there is none yet, or the step is full. With
-        `whole` a step without a taken unit is chosen at once."""
+        `whole` a step without a taken unit is chosen at once. For a `busy` trainer, units that do
+        not fill a micro-batch wait for others: passes of few tokens take longer for each.
+        """
         if self.full:
             return []
         if advantage_of(self._config.train).whole_step or (whole and not self.units):
@@ -109,7 +116,8 @@ class Batching:
             tokens += _tokens(unit)
             if self._enough(len(chosen), tokens):
                 break
-        return chosen
+        fills = room < 0 or self._enough(len(chosen), tokens) or self._last(chosen)
+        return [] if busy and not fills else chosen
 
     def retake(self, rollouts: list[Rollout]) -> list[list[Rollout]]:
         """Return the units of rollouts that the open step had before a crash, in this order. Empty

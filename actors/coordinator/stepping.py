@@ -252,7 +252,8 @@ class Stepping:
         if (prescribed := self._store.experience.prescribed) is None:
             if self._redone:
                 return []
-            return self._batching.next(self._step, self._tokens, whole=self._lent.whole_step)
+            whole, busy = self._lent.whole_step, bool(self._outstanding)
+            return self._batching.next(self._step, self._tokens, whole=whole, busy=busy)
         step, rollouts = prescribed
         return self._batching.retake(rollouts) if step == self._step else []
 

@@ -82,7 +82,10 @@ async def settings_left(
             lent_actors=requested.rollout.lent_actors - too_many,
         ),
         train=replace(
-            requested.train, ranks=ranks, replicas=math.gcd(ranks, requested.train.replicas)
+            requested.train,
+            ranks=ranks,
+            replicas=math.gcd(ranks, requested.train.replicas),
+            min_ranks=min(ranks, requested.train.min_ranks),
         ),
         cluster=replace(requested.cluster, trainer_agents=machines),
     )

@@ -78,7 +78,8 @@ class Unequipped(Message, frozen=True):
 
 class StartActor(Message, frozen=True):
     """Launcher to agent: start this actor, which finds the coordinator at an address; a rank of the
-    trainer finds rank 0 at `rank_0`."""
+    trainer finds rank 0 at `rank_0`, and has the settings `run_toml` of this life, whose ranks may
+    be fewer or more than when the machine joined."""
 
     role: Role
     index: int
@@ -86,6 +87,7 @@ class StartActor(Message, frozen=True):
     resume: bool
     coordinator: str
     rank_0: str = ""
+    run_toml: str = ""
 
 
 class KillActor(Message, frozen=True):

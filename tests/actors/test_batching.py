@@ -12,6 +12,7 @@ from scripted_parts import STOP, VOCABULARY, ScriptedLearner
 from scripted_world import ScriptedWorld, heavy_tailed, run_well
 from some_values import some
 
+from asyncrl.actors.coordinator.batching import Batching
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, hashed
 from asyncrl.experience import events as e
@@ -78,6 +79,33 @@ class HoldingLearner(ScriptedLearner):
     async def step(self) -> dict[str, float]:
         self.counts, self._held = self._held, []
         return await super().step()
+
+
+class SlowToBegin(ScriptedLearner):
+    """A learner to which each micro-batch costs the time of many tokens."""
+
+    async def accumulate(
+        self, batch: MicroBatch, buffers: Sequence[memoryview]
+    ) -> list[TokenCount]:
+        await trio.sleep(0.5)
+        return await super().accumulate(batch, buffers)
+
+
+@pytest.mark.parametrize("unit", ["group", "rollout"])
+async def test_what_waits_for_a_busy_trainer_waits_in_one_micro_batch(
+    unit: str, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run has fewer of them, and takes no longer, than one that gives the next one at once."""
+    found, choose = [], Batching.next
+    for merges in (True, False):
+        if not merges:
+            monkeypatch.setattr(Batching, "next", lambda *a, **k: choose(*a, **k | {"busy": False}))
+        made = heavy_tailed(8, GROUP, train={"steps": 6, "micro_tokens": 4096, "unit": unit})
+        made.learner = SlowToBegin()
+        await run_well(made)
+        found.append((len(made.learner.batches), made.seconds))
+    (fewer, merged_s), (more, eager_s) = found
+    assert fewer < 0.9 * more and merged_s < 0.9 * eager_s
 
 
 @pytest.mark.parametrize("replay_groups", [0, 2])

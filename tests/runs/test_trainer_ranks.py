@@ -68,29 +68,42 @@ def test_an_engine_that_dies_in_a_transfer_and_a_rank_that_dies_in_a_step_change
     model: Path, tmp_path: Path
 ) -> None:
     """At lag 0: the run heals by itself, the ledger balances, and trainer and engines end with the
-    weights of a run that nobody harmed."""
-    environment = {"PYTHONPATH": str(Path(__file__).parent)}
+    weights of a run that nobody harmed; the rank is left out when three lives have ended with it.
+    Prints the seconds from its loss to the next new step."""
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = {"PYTHONPATH": path}
     settings = SETTINGS | {"engine__kind": "noting_engine:NotingEngine"}
     unharmed, run = tmp_path / "unharmed", tmp_path / "run"
     done = train(command(model, unharmed, **settings), **environment)
     assert done.returncode == 0, done.stderr
     finished(unharmed)
 
-    with started(command(model, run, **settings), **environment) as process:
+    left_out = settings | {"train__min_ranks": 1}
+    with started(command(model, run, **left_out), **environment) as process:
         follower = followed(run)
         wait_for("a step", lambda: follower.look() and follower.version >= 1)
         dies_in_a_transfer(run, follower)
         back = wait_for("engine", lambda: engine(run, lambda of: of.here and of.version))
         assert back.incarnation == 1
-        dies_in_a_step(run)
+        took = []
+        for _ in range(FAILED_LIVES):
+            before = dies_in_a_step(run)
+            began = time.monotonic()
+            wait_for("a new step", lambda before=before: steps_done(run) > before)
+            took.append(round(time.monotonic() - began, 1))
+        assert "trainer-1" not in processes(run)
         code, shown, said = end(process)
     assert code == 0, said
+    print("seconds from the loss of a rank to a new step:", took)
     assert "trainer-1 was killed by SIGKILL" in shown and "trainer-1 was lost" in shown
+    told = " ".join(shown.split())
+    assert "trainer-1 failed again and again, and is left out." in told
+    assert "goes on with 1 of 2 ranks: this machine has 2 cores, without 1 for ranks" in told
     assert not processes(run)
-    assert summary.read(run / SUMMARY).restarts == {"trainer": 1}
+    assert summary.read(run / SUMMARY).restarts == {"trainer": FAILED_LIVES}
     finished(run)
     for name, array in weights(unharmed).items():
-        assert np.abs(weights(run)[name] - array).max() <= 1e-6, name
+        assert np.abs(weights(run)[name] - array).max() <= 1e-5, name
     for each in (unharmed, run):
         learned = noting_engine.digest(
             (name, torch.from_numpy(array)) for name, array in weights(each).items()
@@ -116,10 +129,10 @@ def transfers(status: RunStatus) -> bool:
     return found is not None and found.phase == "transfer" and found.seconds > 1.0
 
 
-def dies_in_a_step(run: Path) -> None:
+def dies_in_a_step(run: Path) -> int:
     """Kill a rank for which the other waits with a part of a step, and not with a publication or a
-    checkpoint."""
-    rank = processes(run)["trainer-1"]
+    checkpoint. Gives the steps that were done."""
+    rank = wait_for("rank 1", lambda: processes(run).get("trainer-1"))
 
     def in_a_step() -> bool:
         os.kill(rank, signal.SIGSTOP)
@@ -130,7 +143,9 @@ def dies_in_a_step(run: Path) -> None:
         return False
 
     wait_for("order of a step", in_a_step)
+    done = steps_done(run)
     kill(rank)
+    return done
 
 
 def for_rank_1(status: RunStatus) -> set[str]:
@@ -195,31 +210,19 @@ def test_a_rank_that_stands_still_ends_the_run_and_half_of_them_go_on(
 
 
 @pytest.mark.explore
-def test_a_run_goes_on_without_a_rank_that_fails_and_with_one_less_for_a_core(
+def test_a_run_whose_machine_has_a_core_less_goes_on_with_a_rank_less(
     model: Path, tmp_path: Path
 ) -> None:
-    """Prints the seconds from a rank's loss to the next new step."""
-    run, took = tmp_path / "run", []
-    settings = SETTINGS | {"train__ranks": 3, "train__min_ranks": 1}
-    with started(command(model, run, **settings)) as process:
+    run = tmp_path / "run"
+    with started(command(model, run, **SETTINGS)) as process:
         wait_for("two steps", lambda: steps_done(run) >= 2 and complete(run))
-        for _ in range(FAILED_LIVES):
-            before, began = steps_done(run), time.monotonic()
-            kill(wait_for("its rank", lambda: processes(run).get("trainer-2")))
-            wait_for("a new step", lambda before=before: steps_done(run) > before)
-            took.append(round(time.monotonic() - began, 1))
-        assert "trainer-2" not in processes(run)
         os.sched_setaffinity(process.pid, sorted(os.sched_getaffinity(0))[:1])
         kill(processes(run)["trainer-1"])
         wait_for("another life", lambda: set(processes(run)) >= {"trainer-0", "rollout-1"})
         assert "trainer-1" not in processes(run)
         code, shown, said = end(process)
     assert code == 0, shown + said
-    print("seconds from a rank's loss to the next step:", took)
-    told = " ".join(shown.split())
-    assert "trainer-2 failed again and again, and is left out." in told
-    assert "goes on with 2 of 3 ranks: this machine has 2 cores, without 1 for ranks" in told
-    assert "goes on with 1 of 3 ranks: this machine has 1 core, without 1 for ranks" in told
+    assert "goes on with 1 of 2 ranks: this machine has 1 core." in " ".join(shown.split())
     assert "ranks = 1" in (run / RUN_TOML).read_text()
     finished(run)
 

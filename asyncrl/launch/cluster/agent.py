@@ -309,6 +309,8 @@ class _Agent:
 
     def _started(self, fork_server: ForkServer, order: StartActor, place: Place) -> Process:
         """Start an actor at its place."""
+        if order.run_toml:
+            (self._run / RUN_TOML).write_text(order.run_toml)
         actor = (order.role, order.index, order.incarnation)
         arguments = ["--coordinator", str(tcp_address(order.coordinator))]
         arguments += ["--rank-0", str(tcp_address(order.rank_0))] if order.rank_0 else []

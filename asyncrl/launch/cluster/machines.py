@@ -314,13 +314,13 @@ class Machines:
             )
 
     async def _queue_files(self, machine: Machine, files: list[tuple[str, bytes]]) -> None:
-        settings = render(read(self._run / RUN_TOML))  # with whole paths, for another folder
         rooms = {"rollout": room_of, "trainer": ranks_here, "reward": reward_room_of}
         room, key = rooms[machine.role](self._config), read_key(self._run / KEY)
         of_task = dict[str, str]()
         if machine.role == "reward":
             of_task = await trio.to_thread.run_sync(origins, self._config.task)
-        machine.tell(MachineAdmitted(machine.name, settings, len(files), room, key, of_task))
+        admitted = MachineAdmitted(machine.name, self._settings(), len(files), room, key, of_task)
+        machine.tell(admitted)
         for name, contents in files:
             machine.tell(ModelFile(name), contents)
 
@@ -397,5 +397,11 @@ class Machines:
                 continue
             machine = min(candidates, key=lambda machine: machine.load)
             actor.machine, machine.actors[actor.actor] = machine, actor
-            address = (self._run / COORDINATOR_ADDRESS).read_text()
-            machine.tell(replace(actor.order, coordinator=address))
+            order = replace(actor.order, coordinator=(self._run / COORDINATOR_ADDRESS).read_text())
+            if order.role == "trainer":
+                order = replace(order, run_toml=self._settings())
+            machine.tell(order)
+
+    def _settings(self) -> str:
+        """The settings of this life, with whole paths, for another folder."""
+        return render(read(self._run / RUN_TOML))

@@ -18,7 +18,7 @@ import trio
 from train_support import wait_for
 
 from asyncrl import messages as m
-from asyncrl.config import load
+from asyncrl.config import load, read, render
 from asyncrl.config.errors import BAD_INPUT
 from asyncrl.launch.cluster import equipping_turns, joined_machine, machine_link, machines
 from asyncrl.launch.cluster.join_token import JoinToken, certify, left_token
@@ -244,8 +244,11 @@ async def test_each_machine_has_actors_of_its_own_role(of_trainer: Head) -> None
         assert waits.cancelled_caught
         async with head.agent("ranks", places=2, role="trainer") as trains:
             started = [await said(trains) for _ in ranks]
+            settings = render(read(head.run / RUN_TOML))  # those of this life
+            assert 'kind = "local"' in settings
             assert started == [
-                m.StartActor("trainer", index, 0, False, ADDRESS, RANK_0) for index in (2, 3)
+                m.StartActor("trainer", index, 0, False, ADDRESS, RANK_0, settings)
+                for index in (2, 3)
             ]
             await head.machines.complete()
             assert head.machines.count_for("trainer") == head.machines.count_for("rollout") == 1
@@ -257,6 +260,26 @@ async def test_each_machine_has_actors_of_its_own_role(of_trainer: Head) -> None
         await head.machines.complete()  # a run goes on with the ranks that are left
     assert "Machine ranks takes part, with 2 cores, for the role trainer." in head.notes
     assert any("Machine ranks is lost, with 2 actors" in note for note in head.notes)
+
+
+async def test_a_machine_whose_rank_fails_again_and_again_is_refused_and_another_waited_for(
+    of_trainer: Head,
+) -> None:
+    machines = of_trainer.machines
+    async with of_trainer.agent("ranks", role="trainer") as trains:
+        rank = machines.start("trainer", 2, 0, resume=False, rank_0=RANK_0)
+        await said(trains)
+        machines.leave_out(rank)
+        while not isinstance(refused := await said(trains), m.JoinRefused):
+            pass
+        why = "machine ranks takes no part: trainer-2 failed there again and again"
+        assert refused.reason == why and machines.count_for("trainer") == 0
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(machines.come, "trainer", 1)
+            async with of_trainer.agent("ranks", role="trainer"):  # it may join again
+                await of_trainer.until(1)
+    assert f"{why}." in of_trainer.notes
 
 
 async def test_a_run_whose_reward_actors_are_elsewhere_does_not_go_on_without_them(
