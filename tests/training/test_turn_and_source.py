@@ -1,5 +1,5 @@
-"""What a learner tells corrections and objectives of a token: its turn, and whether the run's
-policy has sampled it."""
+"""The turn and the source of a token, as a learner tells them to corrections and objectives: of
+which turn of its episode it is, and whether the run's policy has sampled it."""
 
 from __future__ import annotations
 
