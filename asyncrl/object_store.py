@@ -70,11 +70,13 @@ def open_store(url: str, *, patient: bool) -> ObjectStore:
 @contextmanager
 def understood() -> Iterator[None]:
     """Convert errors of the store to StoreError."""
-    from obstore.exceptions import BaseError
-
     try:
         yield
-    except (BaseError, FileNotFoundError, ValueError) as error:
+    except Exception as error:
+        from obstore.exceptions import BaseError
+
+        if not isinstance(error, BaseError | FileNotFoundError | ValueError):
+            raise
         text = " ".join(str(error).split("Debug source:")[0].split())
         kind = MissingObject if isinstance(error, FileNotFoundError) else StoreError
         raise kind(f"the store says: {escaped(text, 300).rstrip('.')}") from error

@@ -30,7 +30,11 @@ OTHERS_READ = 0o444
 
 
 class SharedPlace(Protocol):
-    """A place with objects of prompts."""
+    """A place with objects of prompts.
+
+    >>> def newest(place: SharedPlace, prompt: str) -> bytes:
+    ...     return place.read(prompt, max(place.names(prompt)))
+    """
 
     def names(self, prompt: str) -> list[str]:
         """The names of a prompt's objects, ENTRIES at most."""
@@ -75,7 +79,15 @@ def folder_of(setting: str) -> Path | None:
 
 class SharedFolder:
     """A folder with a folder for each prompt. Its files are for whoever may read it, though a run's
-    own files are private."""
+    own files are private.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as path:
+    ...     place = SharedFolder(Path(path))
+    ...     place.write("5c", "one.json", b"{}")
+    ...     place.names("5c"), place.names("5d"), list(place.some()), place.read("5c", "one.json")
+    (['one.json'], [], [('5c', 'one.json')], b'{}')
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -114,7 +126,13 @@ class SharedFolder:
 
 
 class SharedStore:
-    """An object store, whose every request has a deadline and is tried again for some seconds."""
+    """An object store, whose every request has a deadline and is tried again for some seconds.
+
+    >>> from types import SimpleNamespace
+    >>> store = SimpleNamespace(list=lambda prefix, chunk_size: [[{"path": "5c/one.json"}]])
+    >>> list(SharedStore(store).some())
+    [('5c', 'one.json')]
+    """
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
