@@ -1,8 +1,11 @@
-"""Products of experts' weights on tensors that have shapes and no numbers. torch takes their shapes
-for bfloat16 alone (2.13), though its kernels compute other types, too."""
+"""Products of experts' weights, and places that a mask chooses, on tensors that have shapes and no
+numbers. torch takes the shapes of these products for bfloat16 alone (2.13), though its kernels
+compute other types, too; and it asks no mask how many places it has, though this one has numbers.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -10,9 +13,18 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+_BY_PLACES = (
+    torch.ops.aten.index.Tensor,
+    torch.ops.aten.index_put.default,
+    torch.ops.aten.index_put_.default,
+    torch.ops.aten._index_put_impl_.default,
+)
+"""Functions of a tensor and of places in it."""
+
 
 class ShapesOfExperts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Gives grouped products of fake tensors in the block their shapes, whatever their type."""
+    """Gives grouped products of fake tensors in the block, and their parts by a mask that has
+    numbers, their shapes."""
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -20,7 +32,18 @@ class ShapesOfExperts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if function is torch.ops.aten._grouped_mm.default and isinstance(args[0], FakeTensor):
             return args[0].new_empty(product_shape(args[0], args[1], *args[2:3], **kwargs))
+        if function in _BY_PLACES and isinstance(args[0], FakeTensor):
+            args = (args[0], list(_numbered(args[1])), *args[2:])
         return function(*args, **kwargs)
+
+
+def _numbered(places: Iterable[Tensor | None]) -> Iterator[Tensor | None]:
+    """The same places, those of masks as their numbers."""
+    for one in places:
+        if one is None or isinstance(one, FakeTensor) or one.dtype != torch.bool:
+            yield one
+        else:
+            yield from one.nonzero(as_tuple=True)
 
 
 def product_shape(

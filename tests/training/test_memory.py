@@ -11,7 +11,7 @@ import torch
 from some_values import some
 from transformers import AutoConfig, Gemma2Config, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
-from asyncrl.bundled.small_vision import new_vision_model
+from asyncrl.bundled.small_vision import Family, new_vision_model
 from asyncrl.config import Config, load
 from asyncrl.training.adapters import add_adapters
 from asyncrl.training.fitting import changes, fitting
@@ -90,13 +90,15 @@ def test_a_mixture_takes_what_one_with_numbers_does(tmp_path: Path, dtype: str) 
     assert predict(config) == measured(config)
 
 
-@pytest.mark.parametrize("learns", [False, True])
-def test_the_tower_for_images_is_predicted_too(tmp_path: Path, learns: bool) -> None:
+@pytest.mark.parametrize(("family", "learns"), [("qwen2_5_vl", False), ("qwen3_vl", True)])
+def test_the_tower_for_images_is_predicted_too(
+    tmp_path: Path, family: Family, learns: bool
+) -> None:
     """And it keeps nothing of a pass where it does not learn."""
-    new_vision_model(3).save_pretrained(tmp_path)
+    new_vision_model(3, family).save_pretrained(tmp_path)
     sets = f"model.train_vision={str(learns).lower()}", "engine.context_tokens=100"
     config = config_of(tmp_path, *sets, model=AutoConfig.from_pretrained(tmp_path))
-    model = new_vision_model(3)
+    model = new_vision_model(3, family)
     if not learns:
         freeze_tower(model)
     make_logits_in_chunks(model)
