@@ -38,6 +38,7 @@ from asyncrl.config.paths import reachable
 from asyncrl.config.schema import PLAYED_ELSEWHERE
 from asyncrl.engines.protocol import Chunk, Engine, Request
 from asyncrl.escape import escaped
+from asyncrl.experience.image_marks import without_images
 from asyncrl.launch import preflight
 from asyncrl.launch.hub.hub_models import named_models
 from asyncrl.launch.model_directories import check_directory
@@ -218,7 +219,7 @@ async def _play(
     tokenizer = Tokenizer(initial, chat=config.task.chat)
     transcript = Transcript(say, partial(tokenizer.decode, special=True))
     transcript.begin(one, task_name(config.task))
-    engine = await _open_engine(config, initial, tokenizer, replies)
+    engine = await _open_engine(config, initial, tokenizer, run, replies)
     episode = OneEpisode(
         one, max_calls=config.agent.max_calls, context_tokens=config.engine.context_tokens
     )
@@ -244,7 +245,7 @@ async def _play(
             one.prompt_index,
             last.response.tobytes(),
             last.finish,
-            last.context.tobytes(),
+            without_images(last.context.tobytes()),
         )
         verdict = await _verdict(config, run, waits, reply)
         transcript.verdict(verdict)
@@ -262,7 +263,7 @@ async def _verdict(config: Config, run: Path, waits: Waits, reply: VerifierReply
 
 
 async def _open_engine(
-    config: Config, initial: Path, tokenizer: Tokenizer, replies: Sequence[str]
+    config: Config, initial: Path, tokenizer: Tokenizer, run: Path, replies: Sequence[str]
 ) -> Engine:
     """The engine, ready to decode version 0."""
     from asyncrl.launch.play.own_engine import embedded, scripted
@@ -273,7 +274,7 @@ async def _open_engine(
         return engine
     with waiting() as doing:
         doing("loading the model")
-        model, weights = await trio.to_thread.run_sync(embedded, config, initial, tokenizer)
+        model, weights = await trio.to_thread.run_sync(embedded, config, initial, tokenizer, run)
         await model.load(0, weights)
     return model
 

@@ -226,6 +226,65 @@ def test_a_number_is_of_one_image(sighted: Sighted) -> None:
             images.numbered(np.array(broken, np.int32), names, rows)
 
 
+async def test_one_image_in_64_rollouts_costs_its_bytes_once(
+    sighted: Sighted, virtual: MockClock
+) -> None:
+    """It is decoded and written once, messages have its hash alone, and an actor reads its file
+    once."""
+    from asyncrl.messages import Ask
+    from asyncrl.tasks.images.vision_model import ImageRows, ModelImages
+
+    says, images = Says(say("B")), sighted.images()
+    engine = scripted(says, vocabulary=VOCABULARY)
+    noise = np.random.default_rng(5).integers(0, 255, (112, 112, 3), dtype=np.uint8)
+    data = io.BytesIO()
+    Image.fromarray(noise).save(data, "PNG")
+    body = asked(CHAT, user(CHAT, "Where?", data.getvalue()))
+    async with opened(engine, sighted.tokenizer, images=images, **SIGHTED) as (
+        coordinator, client,
+    ):  # fmt: skip
+        await engine.load(0, None)
+        for rollout in range(2, 66):
+            coordinator.play(rollout)
+            path = CHAT.replace("r1-1", f"r{rollout}-1")
+            assert (await client.post(path, json=body)).status_code == 200
+    (file,) = sighted.folder.iterdir()
+    size = file.stat().st_size
+    asks = [message for message in coordinator.heard if isinstance(message, Ask)]
+    linked = sum(len(msgspec.msgpack.encode(ask)) for ask in asks)
+    assert len(asks) == 64 and images.decoded == 1 and linked < 64 * 200 < size
+    store = KeptImages(sighted.folder)
+    read, rows = ModelImages(store, sighted.model), ImageRows()
+    for request in says.requests:
+        read.numbered(request.ids, request.images, rows)
+        read.of(request.images[0])
+    assert store.bytes == size  # of 64 rollouts
+    print(f"{size:,} bytes once on disk and in an actor, {linked:,} over links")
+
+
+async def test_a_program_gets_the_messages_of_its_prompt(
+    sighted: Sighted, virtual: MockClock
+) -> None:
+    from asyncrl.agents.data_messages import messages_with_images
+    from asyncrl.tasks.images.image_source import ImageSource
+    from asyncrl.tasks.prompt import ChatPrompt
+
+    says, red = Says(say("B")), encoded("red")
+    engine = scripted(says, vocabulary=VOCABULARY)
+    content = [{"type": "text", "text": "Where?"}, {"type": "image"}]
+    prompt = ChatPrompt([{"role": "user", "content": content}], "", images=[ImageSource(red)])
+    async with opened(engine, sighted.tokenizer, images=sighted.images(), **SIGHTED) as (
+        coordinator, client,
+    ):  # fmt: skip
+        await engine.load(0, None)
+        coordinator.play(2).messages = messages_with_images(prompt)
+        got = (await client.get("/v1/sessions/r2-1/messages")).json()["messages"]
+        path = CHAT.replace("r1-1", "r2-1")
+        assert (await client.post(path, json=asked(CHAT, *got))).status_code == 200
+    ((ids, _),) = seen(says.requests)
+    assert ids == [*b"Where?", START_ID, *[-1] * 4, STOP_ID, ord("\n")]
+
+
 def test_bodies_with_images_are_bounded(sighted: Sighted) -> None:
     from asyncrl.agents.gateway.gateway_settings import Settings
 

@@ -371,6 +371,40 @@ def test_the_images_of_a_prompt_are_in_its_page_and_no_other_bytes(tmp_path: Pat
     assert "cannot be read" in page and "no hash" in page and "run.toml" not in page
 
 
+def test_the_images_of_an_agent_are_beside_the_turns_that_were_given_them(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r")
+    kept = KeptImages(run / IMAGES)
+    first, second = (kept.keep(written_png(np.full((2, 3, 3), n, np.uint8))) for n in (7, 9))
+
+    def called(call: int, given: list[int], after: tuple[int, int] | None, image: str) -> e.Called:
+        ids = np.array(given, np.int32).tobytes()
+        return e.Called(0, 1, call, after, ids, call, 4, 1.0, images=(image,))
+
+    def said(call: int) -> list[e.AnyEvent]:
+        ids, behaviour = np.array([98], np.int32), np.array([-0.5], np.float32)
+        extended = e.Extended(call, 1, 0, 0, ids.tobytes(), behaviour.tobytes())
+        return [e.Leased(call, "rollout-0", 1), extended, e.Answered(call, 1, "stop")]
+
+    events = [
+        e.Published(0),
+        e.Admitted(0, 0, 1, "train", 0, np.array([97], np.int32).tobytes(), 20, played=True),
+        e.Begun(0, "agents-0", 1),
+        called(1, [97, -1, -1, 99], None, first),
+        *said(1),
+        called(2, [-2, 100], (1, 5), second),
+        *said(2),
+    ]
+    make_journal(run, events)
+    found_rollouts = KeptRollouts(run).renewed()
+    [one] = found_rollouts.rollouts
+    assert one.images == [first, second]
+    page = rollout_detail(one, found_rollouts.texts)
+    sources = [value for name, value in Parsed(page).attributes if name == "src"]
+    urls = [f"data:image/png;base64,{b64encode(kept.png(n)).decode()}" for n in (first, second)]
+    assert sources == urls
+    assert page.index("turn 0") < page.index(urls[0]) < page.index("turn 1") < page.index(urls[1])
+
+
 def test_a_setting_that_is_left_alone_is_at_its_default(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r")
     write(Config(), run / RUN_TOML)
