@@ -176,6 +176,7 @@ def test_check_refuses_folders_that_runs_cannot_share(tmp_path: Path, tokenizer:
     group = SharedGroup("b" * 16, 0, 0, tokenizer.digest, [50], answers)
     write_group(shared, group)
     assert check_foreign(config(), task) == []
-    write_group(tmp_path / "other", msgspec.structs.replace(group, tokenizer="other"))
+    (other := tmp_path / "other").mkdir()
+    write_group(other, msgspec.structs.replace(group, tokenizer="other"))
     with pytest.raises(ConfigError, match=r"other.*this group is of another tokenizer"):
         check_foreign(config(f"foreign.path={tmp_path / 'other'}"), task)
