@@ -24,7 +24,7 @@ from asyncrl.tasks.data.data_set import DataSet, digest_of
 from asyncrl.tasks.data.data_task import DataTask
 from asyncrl.tasks.foreign_process import ENDS, CallFailed, ForeignProcess
 from asyncrl.tasks.images.image_decoder import decoded_image, read_image
-from asyncrl.tasks.images.image_source import ImageSource, beside
+from asyncrl.tasks.images.image_source import ImageSource, beside, images_of
 from asyncrl.tasks.images.pixels import image_hash, pixels_of, written_png
 from asyncrl.tasks.prompt import ChatPrompt
 from asyncrl.tasks.text import Tokenizer
@@ -224,6 +224,22 @@ def test_a_row_whose_image_is_not_one_is_named(tmp_path: Path, kind: str) -> Non
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(LookupError, match=r"7\.png cannot be read: No such file"):
         read_image(ImageSource(path="/nowhere/7.png"))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        {"images": ["a.png", None]},
+        {"images": [5, {"path": "a.png"}]},
+        {"image": "https://example.org/render?id=7"},
+        {"image": {"url": "https://example.org/7"}},
+    ],
+)
+def test_an_image_among_others_is_not_left_out_without_a_word(column: dict[str, Any]) -> None:
+    with pytest.raises(LookupError, match="its image is"):
+        images_of(column)
+    column = {"images": ["a.png", "screens/b"]}
+    assert [one.path for one in images_of(column)] == ["a.png", "screens/b"]
 
 
 def test_a_container_s_image_is_none_of_the_prompt_s(tmp_path: Path) -> None:

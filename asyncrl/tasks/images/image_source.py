@@ -20,9 +20,13 @@ IMAGES = 16
 """Images of a prompt, at most."""
 COLUMNS = ("images", "image")
 """Keys of a row that may have the images of its prompt."""
+MAPPED = ("bytes", "url", "image", "path")
+"""Keys of a mapping that may have an image, in this order."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 """Ends of names that are files of images."""
 _DATA = re.compile(r"data:[\w.+-]+/[\w.+-]+;base64,")
+_KNOWN = re.compile(_DATA.pattern + "|https?://", re.IGNORECASE)
+"""Begin of a text that is an image, and no name of a container's."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -49,7 +53,7 @@ def image_source(value: Any) -> ImageSource:
 the data, and give its path
     """
     if isinstance(value, Mapping):
-        found = [value.get(key) for key in ("bytes", "url", "image", "path")]
+        found = [value.get(key) for key in MAPPED]
         value = next((one for one in found if one is not None), None)
     if isinstance(value, bytes):
         if not 0 < len(value) <= IMAGE_BYTES:
@@ -100,15 +104,19 @@ def beside(folder: Path | None, source: ImageSource) -> ImageSource:
 
 def images_of(row: Mapping[str, Any]) -> list[ImageSource]:
     """The images in the columns `images` and `image` of a row; none where these are something
-    else, as the name of a container's image. Raises LookupError.
+    else, as the name of a container's image. If one of a list is an image, all must be. Raises
+    LookupError.
 
     >>> images_of({"image": "python:3.12"}), images_of({"images": ["a.png"]})[0].path
     ([], 'a.png')
+    >>> images_of({"images": ["a.png", None]})
+    Traceback (most recent call last):
+    LookupError: its image is no path, no bytes and no data URL
     """
     for column in COLUMNS:
         value = row.get(column)
         values = value if isinstance(value, list) else [value]
-        if values and all(map(_looks_like_one, values)):
+        if any(map(_looks_like_one, values)):
             if len(values) > IMAGES:
                 raise LookupError(f"it has {len(values)} images, and {IMAGES} at most")
             return [image_source(one) for one in values]
@@ -116,11 +124,13 @@ def images_of(row: Mapping[str, Any]) -> list[ImageSource]:
 
 
 def _looks_like_one(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return _looks_like_one(value.get("bytes")) or _looks_like_one(value.get("path"))
-    if isinstance(value, str):
-        return bool(_DATA.match(value)) or value.lower().endswith(SUFFIXES)
-    return isinstance(value, bytes)
+    found = map(value.get, MAPPED) if isinstance(value, Mapping) else (value,)
+    return any(
+        bool(_KNOWN.match(one)) or one.lower().endswith(SUFFIXES)
+        if isinstance(one, str)
+        else isinstance(one, bytes)
+        for one in found
+    )
 
 
 def _decoded(text: str) -> bytes:
