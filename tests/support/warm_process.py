@@ -38,7 +38,7 @@ from asyncrl.runtime.processes.title import set_title
 
 PRELOADED = "asyncrl.actors.preloaded"
 ACTOR = "asyncrl.actors"
-FORKING = ("train", "agent", "check")
+FORKING = ("train", "sft", "agent", "check")
 """Verbs of commands that start such processes."""
 PROGRAMS = ("cells",)
 """Modules that call `asyncrl.train`."""
