@@ -17,7 +17,8 @@ import logging
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, AsyncExitStack
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol
 
 import trio
 
@@ -26,13 +27,26 @@ from asyncrl.actors.agent_pool import AgentAttempt, AgentClock
 from asyncrl.actors.entry_images import EntryImages
 from asyncrl.actors.episode_sockets import EpisodeSockets
 from asyncrl.actors.errors import CoordinatorLost
+from asyncrl.actors.hosted_games import HostedGames
 from asyncrl.actors.reporting import Reporter
 from asyncrl.agents.agent_episode import EpisodeFacts, messages_of
 from asyncrl.agents.endings import AgentEnd, AgentFailed, no_facts
 from asyncrl.agents.gateway.capability import capability
+from asyncrl.agents.gateway.disk_waits import DiskWaits
 from asyncrl.agents.gateway.played_session import PlayedSession
 from asyncrl.agents.gateway.played_sessions import PlayedSessions
-from asyncrl.messages import Drain, Drained, Play, Played, Reply, Split, StopPlaying
+from asyncrl.agents.gateway.seats import Seats
+from asyncrl.messages import (
+    Drain,
+    Drained,
+    Kept,
+    NoSeat,
+    Play,
+    Played,
+    Reply,
+    Split,
+    StopPlaying,
+)
 from asyncrl.runtime.ipc.link import Link
 
 logger = logging.getLogger(__name__)
@@ -49,10 +63,19 @@ class Player(Protocol):
         ...
 
 
+class Asking(NamedTuple):
+    """Questions of an agents actor to its coordinator in a game: for seats, if it is a guest's, and
+    whether the disk has what was said."""
+
+    keeping: DiskWaits
+    seats: Seats | None
+
+
 class EpisodePlayer:
     """Plays the episodes of one actor. Agents find the gateway at `url`; an agent may work for
     `episode_s` seconds; with `sockets`, sandboxed programs find it too, with `images` agents open
-    sandboxes, and with `openings` agents open things outside. `ended` is called for each attempt
+    sandboxes, with `openings` agents open things outside, and with `games` other runs take
+    part. `ended` is called for each attempt
     that ended by itself."""
 
     def __init__(
@@ -67,12 +90,15 @@ class EpisodePlayer:
         sockets: EpisodeSockets | None = None,
         images: EntryImages | None = None,
         openings: AgentOpenings | None = None,
+        games: HostedGames | None = None,
+        asking: Asking | None = None,
         ended: Callable[[Play, AgentAttempt], None] = lambda play, attempt: None,
     ) -> None:
         self._player, self._sessions = player, sessions
         self._prompt, self._reporter = prompt, reporter
         self._url, self._episode_s, self._sockets = url, episode_s, sockets
         self._openings, self._ended, self._images = openings, ended, images
+        self._games, self._asking = games, asking
         self._playing: dict[tuple[int, int], tuple[PlayedSession, trio.CancelScope]] = {}
 
     def begin(self, play: Play, nursery: trio.Nursery) -> None:
@@ -106,7 +132,7 @@ class EpisodePlayer:
                     except Exception as error:  # noqa: BLE001 (a task's code may raise anything)
                         attempt = AgentAttempt(no_facts(error), clock.spent_s, "")
                     else:
-                        attempt = await self._ready(facts, clock)
+                        attempt = await self._ready(session, facts, clock)
                 self._ended(session.play, attempt)
                 self._say(session, attempt)
         finally:
@@ -115,11 +141,14 @@ class EpisodePlayer:
             if self._openings is not None:
                 await self._openings.end(session.name)
 
-    async def _ready(self, facts: EpisodeFacts, clock: AgentClock) -> AgentAttempt:
+    async def _ready(
+        self, session: PlayedSession, facts: EpisodeFacts, clock: AgentClock
+    ) -> AgentAttempt:
         """Play the attempt, once what its sandboxes need is there; its clock begins then."""
         if self._images is not None and (wrong := await self._images.wrong(facts.entry)):
             return AgentAttempt(wrong, clock.spent_s, "")
-        return await self._player.play(facts, clock)
+        play = partial(self._player.play, facts, clock)
+        return await (play() if self._games is None else self._games.play(session, play))
 
     def stop(self, message: StopPlaying) -> None:
         """End an attempt, if it is played."""
@@ -130,6 +159,15 @@ class EpisodePlayer:
         """End every attempt."""
         for playing in self._playing.values():
             _end(*playing)
+
+    def hear(self, message: Kept | NoSeat) -> None:
+        """Take an answer about a game."""
+        if self._asking is None:
+            raise ValueError(f"nothing was asked that {type(message).__name__} answers")
+        if isinstance(message, Kept):
+            self._asking.keeping.take(message)
+        elif self._asking.seats is not None:
+            self._asking.seats.refuse(message)
 
     async def _facts(self, session: PlayedSession, socket: str, notes: str) -> EpisodeFacts:
         play, key = session.play, self._sessions.key
@@ -153,7 +191,7 @@ class EpisodePlayer:
 
     def _say(self, session: PlayedSession, attempt: AgentAttempt) -> None:
         play, end = session.play, _outcome(session, attempt.end)
-        if _cut(session, end):
+        if _cut(session, end) and session.table is None:
             self._reporter.count("episodes_cut")
             session.played()
             return
@@ -167,13 +205,23 @@ class EpisodePlayer:
             )
             kind = end.kind.replace(" ", "_")
             self._reporter.count(f"agents_failed_{kind}")
-            self._sessions.say(Played(play.rollout, play.attempt, "", kind, end.text))
+            then = _THEN.get(end.kind, _AGAIN)
+            self._sessions.say(Played(play.rollout, play.attempt, "", kind, end.text, then))
             return
         if end.reward is not None:
             reward = end.reward if isinstance(end.reward, float) else math.fsum(end.reward.values())
             session.reward(reward, None)
         self._reporter.count("episodes")
         session.played()
+
+
+_AGAIN: Literal["again"] = "again"
+_THEN: dict[str, Literal["again", "wait", "bury"]] = {
+    "left": "wait",
+    "no seat": "wait",
+    "game given up": "bury",
+}
+"""The work that is due after an attempt that failed by another run."""
 
 
 def _end(session: PlayedSession, scope: trio.CancelScope) -> None:
@@ -202,7 +250,10 @@ def _outcome(session: PlayedSession, end: AgentEnd) -> AgentEnd:
 
 
 async def agents_actor(
-    link: Link, episodes: EpisodePlayer, sessions: PlayedSessions, reporter: Reporter
+    link: Link,
+    episodes: EpisodePlayer,
+    sessions: PlayedSessions,
+    reporter: Reporter,
 ) -> None:
     """Serve the coordinator until it drains this actor."""
     async with trio.open_nursery() as saying:
@@ -218,6 +269,8 @@ async def agents_actor(
                             sessions.take(message, *buffers)
                         case StopPlaying():
                             episodes.stop(message)
+                        case Kept() | NoSeat():
+                            episodes.hear(message)
                         case Drain():
                             break
                         case _:

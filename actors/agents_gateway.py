@@ -15,31 +15,36 @@ from starlette.types import ASGIApp
 from asyncrl.actors.agent_openings import AgentOpenings
 from asyncrl.actors.agent_pool import AgentAttempt, Told, open_agent_pool
 from asyncrl.actors.agent_starts import AgentStarts, starts_of
-from asyncrl.actors.agents_actor import EpisodePlayer, Player
+from asyncrl.actors.agents_actor import Asking, EpisodePlayer, Player
 from asyncrl.actors.elsewhere import ElsewherePool
 from asyncrl.actors.entry_images import EntryImages
 from asyncrl.actors.episode_sockets import EpisodeSockets, private_folder
+from asyncrl.actors.guest_pool import GuestPool
+from asyncrl.actors.hosted_games import open_games
 from asyncrl.actors.reporting import Reporter
 from asyncrl.agents.data_messages import messages_with_images
 from asyncrl.agents.gateway.app import application
 from asyncrl.agents.gateway.call_images import CallImages
+from asyncrl.agents.gateway.disk_waits import DiskWaits
 from asyncrl.agents.gateway.forwarding import open_forwarding
 from asyncrl.agents.gateway.gateway import Gateway
 from asyncrl.agents.gateway.gateway_settings import Settings
 from asyncrl.agents.gateway.offers import Offers
 from asyncrl.agents.gateway.played_sessions import PlayedSessions
+from asyncrl.agents.gateway.seats import Seats
 from asyncrl.agents.gateway.serve import serve
 from asyncrl.config import Config
 from asyncrl.config.keyed_models import keyed_models
 from asyncrl.config.sandbox_hosts import NO_PROVIDER
-from asyncrl.config.schema import PLAYED_ELSEWHERE
+from asyncrl.config.schema import PLAYED_BY_HOST, PLAYED_ELSEWHERE
 from asyncrl.config.schema.other_models import TRAINED
 from asyncrl.config.vision import unseen
+from asyncrl.files import write_whole
 from asyncrl.messages import Play, Split
 from asyncrl.runtime.httpd.asgi import HttpRefusal
 from asyncrl.runtime.ipc.keys import read_private
 from asyncrl.runtime.ipc.waits import Waits
-from asyncrl.runtime.run_dir import GATEWAY_KEY, IMAGES
+from asyncrl.runtime.run_dir import GATEWAY_KEY, GATEWAY_URL, IMAGES
 from asyncrl.sandbox.boxes.box_ends import remote_ends
 from asyncrl.sandbox.boxes.box_names import run_id
 from asyncrl.sandbox.boxes.box_settings import BoxSettings
@@ -106,6 +111,8 @@ async def open_episodes(
     offers = Offers() if agent.run == PLAYED_ELSEWHERE else None
     models = await trio.to_thread.run_sync(keyed_models, agent)
     reading = trio.CapacityLimiter(1)
+    keeping = DiskWaits(sessions.say, waits)
+    seats = Seats(sessions.say, keeping, waits) if agent.run == PLAYED_BY_HOST else None
 
     async def prompt(
         split: Split, prompt_index: int
@@ -131,7 +138,9 @@ async def open_episodes(
     await openings.end_predecessors()
     async with AsyncExitStack() as opened:
         others = await opened.enter_async_context(open_forwarding(models, waits))
-        app = watch.around(application(gateway, sessions, offers, openings, others))
+        hosted = await opened.enter_async_context(open_games(config, run, keeping, waits))
+        games, calls = (None, others) if hosted is None else hosted
+        app = watch.around(application(gateway, sessions, offers, openings, calls, seats))
 
         async def attend(*, task_status: trio.TaskStatus[str]) -> None:
             await serve(
@@ -148,14 +157,16 @@ async def open_episodes(
             folder = opened.enter_context(private_folder(sessions.key, index))
             sockets = EpisodeSockets(folder, app, sessions.known, refused, waits)
         async with (
-            _open_player(config, offers, waits, starts, told) as player,
+            _open_player(config, sessions, offers, seats, waits, starts, told) as player,
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(starts.run)
-            program = offers is None and not isinstance(agent.run, str)
+            program = offers is None and seats is None and not isinstance(agent.run, str)
             reporter.starts = lambda: starts.counts if program or openings.used else None
             url = await nursery.start(attend)
             logger.info("agents are answered at %s", url)
+            if seats is not None:
+                await trio.to_thread.run_sync(write_whole, run / GATEWAY_URL, url)
             yield (
                 EpisodePlayer(
                     player,
@@ -167,6 +178,8 @@ async def open_episodes(
                     sockets=sockets,
                     images=images,
                     openings=openings,
+                    games=games,
+                    asking=Asking(keeping, seats),
                     ended=watch.ended,
                 ),
                 sessions,
@@ -177,7 +190,9 @@ async def open_episodes(
 @asynccontextmanager
 async def _open_player(
     config: Config,
+    sessions: PlayedSessions,
     offers: Offers | None,
+    seats: Seats | None,
     waits: Waits,
     starts: AgentStarts,
     told: Told,
@@ -185,6 +200,9 @@ async def _open_player(
     """The run's agents: in processes of this actor, or elsewhere."""
     if offers is not None:
         yield ElsewherePool(offers, waits)
+        return
+    if seats is not None:
+        yield GuestPool(seats, sessions, waits)
         return
     agent = config.agent
     most_s = agent.episode_s + agent.max_calls * agent.call_s

@@ -19,6 +19,7 @@ from asyncrl.arguments import parser
 
 if TYPE_CHECKING:
     from asyncrl.config import Config
+    from asyncrl.config.game import GameRuns
 
 INTERRUPTED = 130
 LONG = ("train", "sft", "agent", "play", "page")
@@ -65,8 +66,12 @@ def _train(args: argparse.Namespace) -> int:
     from asyncrl.library.train import start
     from asyncrl.runtime.output import Output
 
-    config = _loaded(args, args.resume)
     console = Console(file=Output(sys.stdout))  # type: ignore[arg-type]
+    if (game := _game(args, args.resume)) is not None:
+        from asyncrl.library.train_game import start_game
+
+        return start_game(game, args.resume, console)
+    config = _loaded(args, args.resume)
     models = _models(args, args.resume)
     return start(config, {}, resume=args.resume, console=console, models=models).status
 
@@ -156,7 +161,14 @@ def _check(args: argparse.Namespace) -> int:
 
     from asyncrl.library.train import checked
 
-    console, config = Console(), _loaded(args, None)
+    console = Console()
+    if (game := _game(args, None)) is not None:
+        from asyncrl.library.train_game import checked_game
+
+        checked_game(game, None, console, architecture=True)
+        console.print("This game can run.")
+        return 0
+    config = _loaded(args, None)
     if args.machine is not None:
         from asyncrl.explain.display import show_rows
         from asyncrl.launch.other_machine import read_machine, rows_for
@@ -410,6 +422,19 @@ def _page(args: argparse.Namespace) -> int:
 
     serve(args.path, args.host, args.port, say)
     return INTERRUPTED
+
+
+def _game(args: argparse.Namespace, resume: Path | None) -> GameRuns | None:
+    """The game of the command line; None if it names none."""
+    from asyncrl.config.game import is_game, load_game
+    from asyncrl.config.load import settings_in
+    from asyncrl.library.train_game import resumed_game
+
+    if args.config is None:
+        return None if resume is None else resumed_game(resume, args.sets, os.environ)
+    if not is_game(settings_in(args.config)):
+        return None
+    return load_game(args.config, args.sets, os.environ)
 
 
 def _loaded(args: argparse.Namespace, resume: Path | None) -> Config:

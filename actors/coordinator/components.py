@@ -18,6 +18,7 @@ from asyncrl.actors.coordinator.engine_pool import EnginePool
 from asyncrl.actors.coordinator.episode_placement import EpisodePlacement
 from asyncrl.actors.coordinator.evaluation import Evaluation, evaluation_plan
 from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.game_answers import Games
 from asyncrl.actors.coordinator.imports import ForeignAnswers, Imports
 from asyncrl.actors.coordinator.leases import LeaseTable
 from asyncrl.actors.coordinator.lent_engines import LentEngines
@@ -39,11 +40,12 @@ from asyncrl.actors.coordinator.underway import Underway
 from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
 from asyncrl.config.losses import credit_of
+from asyncrl.experience.games import standing
 from asyncrl.explain.conditions.condition import Finding
 from asyncrl.explain.curve import Curve
 from asyncrl.explain.metrics import Metrics
 from asyncrl.explain.run_status import JournalStatus, RunStatus
-from asyncrl.messages import Healable
+from asyncrl.messages import Healable, Standing
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.runtime.processes.standstill import RunClock
 
@@ -75,6 +77,7 @@ class Components:
     placement: Placement
     episode_placement: EpisodePlacement
     playing: Playing
+    games: Games | None
     admission: Admission
     imports: Imports
     chunks: ChunkIntake
@@ -146,6 +149,7 @@ def assemble(
         extended=pruning.extended,
     )
     plan = evaluation_plan(config, prompts)
+    playing = _playing(config, store, episode_placement, reclaiming, clock)
     return Components(
         metrics=observers.metrics,
         statistics=observers.statistics,
@@ -168,7 +172,8 @@ def assemble(
         pruning=pruning,
         placement=Placement(store, engines, leases, reclaiming, pinning, config, clock),
         episode_placement=episode_placement,
-        playing=_playing(config, store, episode_placement, reclaiming, clock),
+        playing=playing,
+        games=_games(config, store, playing),
         admission=admission,
         imports=Imports(store, config, foreign),
         sharing=sharing,
@@ -208,4 +213,15 @@ def _playing(
         ),
         partial(temperature_of, config=config),
         clock,
+        partial(_standing, config, store),
     )
+
+
+def _standing(config: Config, store: EventStore) -> Standing | None:
+    return standing(store.experience, config.rollout.group_size) if config.game.guests else None
+
+
+def _games(config: Config, store: EventStore, playing: Playing) -> Games | None:
+    if not config.game.policy:
+        return None
+    return Games(store, playing, config.rollout.group_size, guest=not config.game.guests)

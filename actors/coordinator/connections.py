@@ -37,6 +37,7 @@ from asyncrl.messages import (
     Healable,
     Hello,
     Joined,
+    KeepGame,
     Leaving,
     Message,
     Note,
@@ -49,9 +50,11 @@ from asyncrl.messages import (
     Saved,
     ScoredProximal,
     ScoreResult,
+    Seek,
     Stepped,
     TrainerReady,
     Transferred,
+    Unseek,
 )
 from asyncrl.runtime.ipc.endpoints import first_message
 from asyncrl.runtime.ipc.errors import LinkError
@@ -80,6 +83,9 @@ ACCEPTED: dict[Role, dict[type[Message], int]] = {
         GiveReward: 0,
         GiveFailure: 0,
         Played: 0,
+        Seek: 0,
+        Unseek: 0,
+        KeepGame: 0,
         Report: 0,
         Drained: 0,
     },
@@ -213,6 +219,8 @@ class Connections:
                 carry_out(parts, self._of_publication(peer, message), self.replace)
             case Ask() | Enough() | Note() | GiveReward() | GiveFailure() | Played():
                 parts.playing.on_message(peer, message, buffers)
+            case Seek() | Unseek() | KeepGame() if parts.games is not None:
+                parts.games.on_message(peer, message)
             case Report():
                 working = parts.publishing.committed is not None and peer.name not in parts.lent
                 parts.statistics.on_report(peer, message, working)
@@ -320,6 +328,8 @@ class Connections:
             parts.scoring.lose(peer)
         if peer.role == "agents":
             parts.playing.lose(peer)
+            if parts.games is not None:
+                parts.games.lose(peer)
         engine = parts.engines.get(peer.name)
         if engine is not None and engine.peer is peer:
             parts.engines.remove(peer.name)

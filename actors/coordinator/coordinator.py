@@ -98,6 +98,8 @@ class Coordinator:
             nursery.start_soon(tick, parts, self._connections.replace)
             if parts.sharing is not None:
                 nursery.start_soon(parts.sharing.run, parts.waits)
+            if parts.games is not None:
+                nursery.start_soon(parts.games.keep)
             while (outcome := ending(parts)) is None:
                 began = time.perf_counter()
                 self._pump()
@@ -140,13 +142,20 @@ class Coordinator:
 
     def _generate(self, stepping: Stepping) -> None:
         """Keep engines at work on training rollouts, or let them rest."""
+        games = self.parts.games
+        plays = games is None or not games.guest
         if stepping.takes_more and not stepping.resting(self.parts.publishing.committed):
             answers, rollout = self.parts.scoring.failures, self.parts.config.rollout
             now, most = self.parts.clock.now(), rollout.filter_patience
             self.parts.admission.admit(answers.paced(stepping.groups_to_admit, now, most))
-            self.parts.playing.begin("train")
+            if games is not None:
+                games.answer(begin=True)
+            if plays:
+                self.parts.playing.begin("train")
             self.parts.placement.lease("train")
         else:
+            if games is not None:
+                games.answer(begin=False)
             self.parts.reclaiming.park("train")
 
     def _publish(self, stepping: Stepping) -> None:

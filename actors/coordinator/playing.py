@@ -18,6 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
@@ -51,18 +52,24 @@ from asyncrl.messages import (
     Finish,
     GiveFailure,
     GiveReward,
+    KeepGame,
     Note,
     Play,
     Played,
     Reply,
     Span,
     Split,
+    Standing,
     StopPlaying,
 )
+from asyncrl.messages.game_messages import OUTCOME
 from asyncrl.runtime.ipc.errors import LinkError
 from asyncrl.runtime.processes.standstill import RunClock
 
 logger = logging.getLogger(__name__)
+
+GIVEN_UP = "game_given_up"
+"""The reason for which a rollout is buried whose game another of its runs has given up."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -83,7 +90,7 @@ class _Attempt:
     """One agent's attempt. `calls` are the heart's numbers of its calls, in its own order, None of
     those that were refused; `sent` are the tokens that it was given, by its number of each call
     whose answer has not ended. `diverged`: it made a call that earlier attempts had not, before it
-    repeated all of theirs."""
+    repeated all of theirs. `promised`: its game is about to end well in other runs."""
 
     peer: Peer
     rollout: int
@@ -91,6 +98,7 @@ class _Attempt:
     calls: list[int | None] = field(default_factory=list)
     sent: dict[int, int] = field(default_factory=dict)
     diverged: bool = False
+    promised: bool = False
 
     def answering(self, number: int, call: int) -> None:
         """Set its call `number`, which must be answered from the first token on."""
@@ -108,7 +116,10 @@ class Playing:
         limits: PlayingLimits,
         temperature: Callable[[Group], float],
         clock: RunClock,
+        standing: Callable[[], Standing | None] = lambda: None,
     ) -> None:
+        """`standing` is that of the games, where the run is their host."""
+        self._standing = standing
         self._store, self._placement, self._reclaiming = store, placement, reclaiming
         self._limits, self._temperature, self._clock = limits, temperature, clock
         self._attempts: dict[int, _Attempt] = {}
@@ -138,6 +149,8 @@ class Playing:
         tokens is never too old."""
         rollout = self._store.experience.rollouts.get(attempt.rollout)
         if rollout is None or rollout.episode is None or self._split(rollout) != "train":
+            return False
+        if attempt.promised or any(name.startswith(OUTCOME) for name in rollout.episode.notes):
             return False
         newest = [call.spans[-1].version for call in rollout.episode.calls if call.spans]
         return bool(newest) and max(newest) < oldest
@@ -173,23 +186,56 @@ class Playing:
         for rollout, peer in zip(
             experience.to_begin(split, most), self._placement.places(live), strict=False
         ):
-            assert rollout.episode is not None
-            number = rollout.episode.attempt + 1
-            self._store.record(Begun(rollout.id, peer.name, number))
-            self._attempts[rollout.id] = _Attempt(peer, rollout.id, number)
-            group = experience.groups[rollout.group]
-            peer.send(
-                Play(
-                    rollout=rollout.id,
-                    attempt=number,
-                    split=split,
-                    prompt_index=group.prompt_index,
-                    seed=rollout_key(group, rollout),
-                    max_new_tokens=rollout.max_new_tokens,
-                    temperature=self._temperature(group),
-                    notes=rollout.episode.notes,
-                )
+            self._start(rollout, peer)
+
+    def sit(self, rollout: Rollout, peer: Peer, ticket: int) -> None:
+        """Begin a guest's rollout, for the agent of its host that sought it. An attempt of it that
+        is under way is over: its agent has been played again."""
+        if (attempt := self._attempts.get(rollout.id)) is not None:
+            attempt.peer.send(StopPlaying(rollout.id, attempt.attempt))
+            self._leave(attempt, "played_again", failed=False)
+        self._start(rollout, peer, ticket)
+
+    def give_up(self, rollout: Rollout) -> None:
+        """Bury an unfinished rollout whose game another run has given up."""
+        if (attempt := self._attempts.get(rollout.id)) is not None:
+            self._take_back_all(attempt)
+        self._store.record(Buried(rollout.id, GIVEN_UP))
+
+    def promise(self, message: KeepGame) -> Literal["live", "ended", "over"]:
+        """The state of an attempt, or of its rollout. From now on the game of a live one is not
+        given up: it is about to end well in other runs."""
+        rollout = self._store.experience.rollouts.get(message.rollout)
+        if rollout is None or rollout.status in (RolloutStatus.BURIED, RolloutStatus.WAITING):
+            return "over"
+        if rollout.status is not RolloutStatus.BEGUN:
+            return "ended" if rollout.attempt == message.attempt else "over"
+        attempt = self._attempts.get(rollout.id)
+        if attempt is None or attempt.attempt != message.attempt:
+            return "over"
+        attempt.promised = True
+        return "live"
+
+    def _start(self, rollout: Rollout, peer: Peer, ticket: int = 0) -> None:
+        """Give an episode that waits to the agents actor `peer`."""
+        episode, group = _episode_of(rollout), self._store.experience.groups[rollout.group]
+        number = episode.attempt + 1
+        self._store.record(Begun(rollout.id, peer.name, number))
+        self._attempts[rollout.id] = _Attempt(peer, rollout.id, number)
+        peer.send(
+            Play(
+                rollout=rollout.id,
+                attempt=number,
+                split=group.split,
+                prompt_index=group.prompt_index,
+                seed=rollout_key(group, rollout),
+                max_new_tokens=rollout.max_new_tokens,
+                temperature=self._temperature(group),
+                notes=episode.notes,
+                game=self._standing(),
+                ticket=ticket,
             )
+        )
 
     def observe(self) -> None:
         """Note that all due work is done: from now on agents work, and engines decode."""
@@ -388,7 +434,10 @@ class Playing:
         if failed:
             reason = escaped(f"{failed}: {text}", REASON)
             group = self._store.experience.rollouts[attempt.rollout].group
-            self._leave(attempt, failed, failed=True)
+            if message.then == "wait":
+                self._leave(attempt, failed, failed=False)
+                return
+            self._leave(attempt, failed, failed=True, last=message.then == "bury")
             self._placement.failed(sender, reason)
             if self.failures.failure(reason, group, self._clock.now()):
                 logger.warning(
@@ -441,17 +490,17 @@ class Playing:
 
     # --------------------------------------------------------------------------------- one attempt
 
-    def _leave(self, attempt: _Attempt, reason: str, *, failed: bool) -> None:
-        """End an attempt before its episode is over. After `attempts` that failed the rollout is
-        buried."""
+    def _leave(self, attempt: _Attempt, reason: str, *, failed: bool, last: bool = False) -> None:
+        """End an attempt before its episode is over. After the `last`, or after `attempts` that
+        failed, the rollout is buried."""
         self._take_back_all(attempt)
         del self._attempts[attempt.rollout]
         rollout = self._store.experience.rollouts[attempt.rollout]
-        if failed and _episode_of(rollout).failures + 1 >= self._limits.attempts:
+        if failed and (last or _episode_of(rollout).failures + 1 >= self._limits.attempts):
             logger.warning(
                 "rollout %d is dropped after %d attempts of its agent; the last one ended by %s",
                 rollout.id,
-                self._limits.attempts,
+                attempt.attempt,
                 reason,
             )
             self._store.record(Buried(rollout.id, reason))

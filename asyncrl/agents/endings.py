@@ -35,13 +35,16 @@ OTHERS = (
 FailureKind = (
     Literal["raised", "exit", "timeout", "crashed", "given up", "two rewards", "no facts"]
     | Literal["image", "sandbox"]
+    | Literal["left", "no seat", "game given up", "no outcome"]
     | WrongKind
 )
 """`raised`: the agent raised; `exit`: its program ended with an error; `timeout`: its
 clock ran out; `crashed`: its process died; `given up`: it reported so; `two rewards`: it posted one
-and returned one; `no facts`: its prompt could not be given to it; `image`: an image is not there
-and cannot be pulled; `sandbox`: a sandbox did not start or answer; the others: its value is not a
-reward."""
+and returned one; `no facts`: its prompt could not be given to it; in a game, `left`: the
+host's attempt is over; `no seat`: another run did not take part in time; `game given up`: another
+run has given the game up; `no outcome`: the game did not say each policy's reward. `image`: an
+image is not there and cannot be pulled; `sandbox`: a sandbox did not start or answer; the others:
+its value is not a reward."""
 
 
 class AgentEnded(msgspec.Struct, frozen=True, tag="ended"):

@@ -59,14 +59,17 @@ def load(path: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -> 
 
     Raises ConfigError.
     """
+    beside = path.absolute().parent if path else Path()
+    return load_settings(settings_in(path) if path else [], beside, sets, environ)
+
+
+def load_settings(
+    own: Sequence[Setting], beside: Path, sets: Sequence[str], environ: Mapping[str, str]
+) -> Config:
+    """As `load`, for the settings of a run.toml in the folder `beside`. Raises ConfigError."""
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    layers = (
-        settings_in(path) if path else [],
-        _from_environment(environ),
-        [_from_set(text) for text in sets],
-    )
-    beside = path.absolute().parent if path else Path()
+    layers = own, _from_environment(environ), [_from_set(text) for text in sets]
     for settings, folder in zip(layers, (beside, Path(), Path()), strict=True):
         _forget_params_of_another_task(settings, values)
         for setting in settings:
@@ -190,11 +193,11 @@ def settings_in(path: Path) -> list[Setting]:
         ) from None
     settings: list[Setting] = []
     for section, table in tree.items():
-        settings += _from_table(section, table, str(path))
+        settings += table_settings(section, table, str(path))
     return settings
 
 
-def _from_table(section: str, table: Any, source: str) -> list[Setting]:
+def table_settings(section: str, table: Any, source: str) -> list[Setting]:
     """Settings of a section, and of its subsections."""
     if not isinstance(table, dict) or not table:
         return [Setting((section,), table, source)]
@@ -202,7 +205,7 @@ def _from_table(section: str, table: Any, source: str) -> list[Setting]:
     for name, value in table.items():
         inner = f"{section}.{name}"
         settings += (
-            _from_table(inner, value, source)
+            table_settings(inner, value, source)
             if inner in SECTIONS
             else [Setting((section, name), value, source)]
         )

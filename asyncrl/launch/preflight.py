@@ -32,7 +32,7 @@ from asyncrl.config.model_names import MODELS, same_model
 from asyncrl.config.paths import exists, is_file, is_folder, is_hub_name, refuse_lost, shown
 from asyncrl.config.plugins import module_and_name
 from asyncrl.config.ranks import settled_ranks
-from asyncrl.config.schema import PLAYED_ELSEWHERE, AgentConfig, TaskConfig
+from asyncrl.config.schema import PLAYED_BY_HOST, PLAYED_ELSEWHERE, AgentConfig, TaskConfig
 from asyncrl.config.schema.engine_section import SERVER_TABLES
 from asyncrl.config.schema.other_models import with_key_files
 from asyncrl.config.schema.section import EVERY
@@ -184,10 +184,11 @@ def _elsewhere(path: str) -> bool:
 
 def directory(config: Config, now: datetime) -> Path:
     """The directory of a new run: the one set, or one that is not there yet."""
-    return Path(config.run.dir) if config.run.dir else _fresh(_named(config), now)
+    return Path(config.run.dir) if config.run.dir else fresh(_named(config), now)
 
 
-def _fresh(task: str, now: datetime) -> Path:
+def fresh(task: str, now: datetime) -> Path:
+    """A directory of a new run that is not there yet."""
     stem = f"{re.sub(r'[^A-Za-z0-9_-]+', '-', task)[:100]}-{now:%Y%m%d-%H%M%S}"
     count = 1
     while exists(path := Path("runs", stem if count == 1 else f"{stem}-{count}")):
@@ -250,7 +251,7 @@ def check(
     notes += check_policies(config, task)
     check_examples(config, task)
     notes += check_foreign(config, task)
-    if config.agent.run and config.agent.run != PLAYED_ELSEWHERE:
+    if config.agent.run and config.agent.run not in (PLAYED_ELSEWHERE, PLAYED_BY_HOST):
         doing("loading agent.run")
         _agent(config.agent)
         doing("looking at the sandboxes of agents")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+from asyncrl.messages.game_messages import Standing
 from asyncrl.messages.parts import Finish, Message, Split
 
 
 class Play(Message, frozen=True):
     """Coordinator to agents actor: have an agent play this rollout, for the `attempt`-th time.
     `seed` is the same in each attempt. The agent may sample `max_new_tokens` in all. `notes` are
-    those of earlier attempts."""
+    those of earlier attempts. In a game a host is told the `game` that its run has now, and a guest
+    the `ticket` of the `Seek` that this answers."""
 
     rollout: int
     attempt: int
@@ -18,6 +22,8 @@ class Play(Message, frozen=True):
     max_new_tokens: int
     temperature: float
     notes: dict[str, bytes]
+    game: Standing | None = None
+    ticket: int = 0
 
 
 class Ask(Message, frozen=True):
@@ -89,14 +95,15 @@ class GiveFailure(Message, frozen=True):
 
 class Played(Message, frozen=True):
     """Agents actor to coordinator: the agent has ended, by itself (`stop`) or cut off (`length`).
-    With `failed`, the name of a reason, its attempt failed, and `text` says why: another attempt is
-    due."""
+    With `failed`, the name of a reason, its attempt failed, and `text` says why: `then` another one
+    is due; or the rollout `wait`s for another, which is no failure; or is `bury`ed."""
 
     rollout: int
     attempt: int
     finish: Finish
     failed: str = ""
     text: str = ""
+    then: Literal["again", "wait", "bury"] = "again"
 
 
 class StopPlaying(Message, frozen=True):

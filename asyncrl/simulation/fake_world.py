@@ -243,7 +243,7 @@ class FakeWorld(World):
         episodes = EpisodePlayer(
             process.player,
             sessions,
-            _no_text,
+            no_text,
             reporter,
             url="",
             episode_s=self.config.agent.episode_s,
@@ -305,7 +305,7 @@ class FakeWorld(World):
         return f"step-{version}"
 
 
-async def _no_text(
+async def no_text(
     split: Split, prompt_index: int
 ) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
     """The text of a prompt and its entry: scripted agents need none."""

@@ -23,6 +23,7 @@ from asyncrl.simulation.checker.reference_growth import due_sizes
 from asyncrl.simulation.fake_learner import loss_of
 from asyncrl.simulation.fake_world import BETWEEN_LIVES_S, FakeWorld
 from asyncrl.simulation.faults import Fault, agents_plan, carry_out, plan
+from asyncrl.simulation.game_worlds import GameReport, play_games
 from asyncrl.simulation.injector import Injector
 from asyncrl.simulation.observer import Violation
 from asyncrl.simulation.policy import Rewards
@@ -111,6 +112,12 @@ def simulate_agents(
     shape = drawn_agents(seed)
     faults = agents_plan(seed, shape.kinds) if faults is None else faults
     return _simulated(seed, shape if config is None else shape._replace(config=config), faults)
+
+
+def simulate_games(seed: int) -> GameReport:
+    """Run the two runs of a seed's games to their end."""
+    with silence():
+        return play_games(seed)
 
 
 def _simulated(seed: int, shape: Shape, faults: Sequence[Fault]) -> SeedReport:

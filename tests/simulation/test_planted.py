@@ -36,6 +36,7 @@ ONE_IN = 24
 RUNS = {
     "": "simulate",
     "agents' ": "simulate_agents",
+    "games' ": "simulate_games",
 }
 """Functions that run a seed, by what a patch says before the word."""
 
@@ -57,7 +58,9 @@ def product() -> Iterator[subprocess.Popen[str]]:
 
 def told(patch: Path) -> tuple[str, int]:
     """The world whose seed a patch names, and the seed."""
-    found = re.search(r"^Found by (agents' )?seed (\d+)\.$", patch.read_text(), re.MULTILINE)
+    found = re.search(
+        r"^Found by (agents' |games' )?seed (\d+)\.$", patch.read_text(), re.MULTILINE
+    )
     assert found is not None and int(found[2]) in SEEDS, (
         f"{patch.name} does not say 'Found by seed N.', N being one of the first 200"
     )

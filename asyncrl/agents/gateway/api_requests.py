@@ -35,6 +35,21 @@ class FailedAttempt(msgspec.Struct, forbid_unknown_fields=True):
     reason: str = ""
 
 
+class SoughtGame(msgspec.Struct, forbid_unknown_fields=True):
+    """A game that a host's agent plays now, by its key; and the host's games."""
+
+    key: Annotated[int, msgspec.Meta(ge=0)]
+    next: Annotated[int, msgspec.Meta(ge=0)]
+    live: list[int]
+    buried: list[int]
+
+
+class EndedGame(msgspec.Struct, forbid_unknown_fields=True):
+    """The reward with which a game ends."""
+
+    reward: float
+
+
 class _Noted(msgspec.Struct, forbid_unknown_fields=True):
     value: msgspec.Raw
 
@@ -47,6 +62,16 @@ def turn_reward(body: bytes) -> TurnReward:
 def turn_failed(body: bytes) -> TurnFailed:
     """The failed call in `body`. Raises GatewayError (400)."""
     return decode(body, TurnFailed)
+
+
+def sought(body: bytes) -> SoughtGame:
+    """The game in `body`. Raises GatewayError (400)."""
+    return decode(body, SoughtGame)
+
+
+def ended_game(body: bytes) -> EndedGame:
+    """The end of a game in `body`. Raises GatewayError (400)."""
+    return decode(body, EndedGame)
 
 
 def given_up(body: bytes) -> FailedAttempt:

@@ -40,11 +40,13 @@ from asyncrl.agents.gateway.call_routes import HANDLERS, CallRoutes, Handler, se
 from asyncrl.agents.gateway.capability import Right, has_right
 from asyncrl.agents.gateway.dialects.every_dialect import every_dialect
 from asyncrl.agents.gateway.errors import GatewayError
-from asyncrl.agents.gateway.forwarding import Forwarding
+from asyncrl.agents.gateway.forwarding import OtherModels
+from asyncrl.agents.gateway.game_routes import GameRoutes
 from asyncrl.agents.gateway.gateway import Gateway
 from asyncrl.agents.gateway.offers import Offers
 from asyncrl.agents.gateway.openings import Openings
 from asyncrl.agents.gateway.played_sessions import PlayedSessions
+from asyncrl.agents.gateway.seats import Seats
 from asyncrl.sandbox.opened import NoteError
 
 NAME = 200
@@ -60,10 +62,12 @@ def application(
     sessions: PlayedSessions,
     offers: Offers | None,
     openings: Openings | None = None,
-    others: Forwarding | None = None,
+    others: OtherModels | None = None,
+    seats: Seats | None = None,
 ) -> Starlette:
     """The routes above. With `offers` programs elsewhere play; with `openings` agents open things
-    outside. Calls of the models in `others` are forwarded."""
+    outside. Calls of the models in `others` are forwarded. With `seats` another run's agents play
+    (`game_routes`)."""
     app = _EpisodeRoutes(gateway, sessions, offers, openings, others)
     calls, session = "/sessions/{session}/v1", "/v1/sessions/{session}"
     note = session + "/notes/{name:path}"
@@ -87,6 +91,14 @@ def application(
         routes += [
             Route("/v1/episodes", app.of("run", app.episode), methods=["POST"]),
             Route(session, app.of("reward", app.give_up), methods=["DELETE"]),
+        ]
+    if seats is not None:
+        games = GameRoutes(gateway, sessions, seats)
+        routes += [
+            Route("/v1/episodes", app.of("run", games.seek), methods=["POST"]),
+            Route(f"{session}/kept", app.of("reward", games.kept), methods=["POST"]),
+            Route(f"{session}/end", app.of("reward", games.end), methods=["POST"]),
+            Route(session, app.of("reward", games.leave), methods=["DELETE"]),
         ]
     return Starlette(routes=routes, exception_handlers=HANDLERS)
 
@@ -138,7 +150,7 @@ class _EpisodeRoutes(CallRoutes):
         sessions: PlayedSessions,
         offers: Offers | None,
         openings: Openings | None,
-        others: Forwarding | None,
+        others: OtherModels | None,
     ) -> None:
         super().__init__(gateway, sessions, others)
         self._offers, self._openings = offers, openings

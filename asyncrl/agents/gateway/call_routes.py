@@ -31,7 +31,7 @@ from asyncrl.agents.call_role import ROLE_HEADER
 from asyncrl.agents.gateway.dialects.every_dialect import error_body
 from asyncrl.agents.gateway.dialects.parameters import MESSAGES, named, role_of, shown
 from asyncrl.agents.gateway.errors import GatewayError, bad
-from asyncrl.agents.gateway.forwarding import Forwarding, OtherAnswer
+from asyncrl.agents.gateway.forwarding import OtherAnswer, OtherModels
 from asyncrl.agents.gateway.gateway import FULL, Gateway
 from asyncrl.agents.gateway.inner_call import (
     AnswerFacts,
@@ -64,7 +64,7 @@ class CallRoutes:
     """The handlers of the model's calls."""
 
     def __init__(
-        self, gateway: Gateway, sessions: PlayedSessions, others: Forwarding | None = None
+        self, gateway: Gateway, sessions: PlayedSessions, others: OtherModels | None = None
     ) -> None:
         self._gateway, self._sessions, self._others = gateway, sessions, others
         self._large = trio.CapacityLimiter(LARGE)
@@ -124,6 +124,7 @@ class CallRoutes:
             return False
         model = await self._gateway.reader.model(body)
         if model not in self._others.names:
+            self._others.refuse(model)
             return False
         answer: OtherAnswer | None = None
         failed: GatewayError | None = None
@@ -143,7 +144,7 @@ class CallRoutes:
         if failed is not None:
             raise failed
         if answer is not None:
-            response = Response(answer.body, 200, {"content-type": answer.type})
+            response = Response(answer.body, answer.status, {"content-type": answer.type})
             await response(request.scope, request.receive, send)
         return True
 

@@ -14,6 +14,7 @@ import hashlib
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Protocol
 
 import httpx2
 import msgspec
@@ -41,10 +42,35 @@ logger = logging.getLogger(__name__)
 
 
 class OtherAnswer(msgspec.Struct, frozen=True):
-    """A good answer: its type by the header, and its text."""
+    """An answer: its type by the header, its text, and its status."""
 
     type: str
     body: str
+    status: int = 200
+
+
+class OtherModels(Protocol):
+    """Models that agents call through a gateway and that its run does not train."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names that are forwarded."""
+        ...
+
+    def refuse(self, model: str) -> None:
+        """Raise GatewayError for a model that is neither forwarded nor trained."""
+        ...
+
+    async def answer(
+        self,
+        session: PlayedSession,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        model: str,
+    ) -> OtherAnswer:
+        """The answer to a call of `model` at a dialect's `path`. Raises GatewayError."""
+        ...
 
 
 class _NamesModel(msgspec.Struct):
@@ -78,6 +104,9 @@ class Forwarding:
     def names(self) -> list[str]:
         """The names that are forwarded."""
         return [*self._models]
+
+    def refuse(self, model: str) -> None:
+        """Any other name is the trained model's."""
 
     async def answer(
         self,

@@ -25,6 +25,7 @@ import trio
 
 from asyncrl.agents.gateway.call_images import AttemptImages
 from asyncrl.agents.gateway.errors import GatewayError
+from asyncrl.agents.gateway.game_table import Table
 from asyncrl.agents.gateway.generation import GeneratedPiece, Generation
 from asyncrl.agents.gateway.known_text import KnownText
 from asyncrl.agents.gateway.sent_replies import SentReplies
@@ -111,6 +112,8 @@ class PlayedSession:
         self._rewarded: set[int | None] = set()
         self._failed: set[int] = set()
         self._gone: list[Enough] = []
+        self.table: Table | None = None
+        """The seats of the other policies of its game."""
         self.known = KnownText()
         """Text that its model has seen or sampled."""
         self.images = AttemptImages()
@@ -261,6 +264,10 @@ class PlayedSession:
                 param="turn",
             )
         return turns[turn]
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Stop the agent's clock in the block."""
+        return self._paused()
 
     def end(self) -> None:
         """End the attempt: send no more messages, and end the answers that are still coming."""

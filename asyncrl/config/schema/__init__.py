@@ -5,7 +5,7 @@ It is frozen, and unknown keys are errors (`load.py` suggests the nearest name).
 computes values derived from the settings.
 """
 
-from asyncrl.config.schema.agent_section import PLAYED_ELSEWHERE, AgentConfig
+from asyncrl.config.schema.agent_section import PLAYED_BY_HOST, PLAYED_ELSEWHERE, AgentConfig
 from asyncrl.config.schema.cluster_section import ClusterConfig
 from asyncrl.config.schema.engine_section import (
     EngineConfig,
@@ -15,6 +15,7 @@ from asyncrl.config.schema.engine_section import (
 )
 from asyncrl.config.schema.evaluation_section import EvaluationConfig
 from asyncrl.config.schema.foreign_section import ForeignConfig
+from asyncrl.config.schema.game_section import GameConfig
 from asyncrl.config.schema.journal_section import JournalConfig
 from asyncrl.config.schema.judge_section import JudgeConfig
 from asyncrl.config.schema.machine_section import MachineConfig
@@ -46,6 +47,7 @@ from asyncrl.config.schema.teacher_section import TeacherConfig
 from asyncrl.config.schema.train_section import TrainConfig
 
 __all__ = [
+    "PLAYED_BY_HOST",
     "PLAYED_ELSEWHERE",
     "VARIABLES",
     "AgentConfig",
@@ -55,6 +57,7 @@ __all__ = [
     "EngineConfig",
     "EvaluationConfig",
     "ForeignConfig",
+    "GameConfig",
     "JournalConfig",
     "JudgeConfig",
     "LoraConfig",

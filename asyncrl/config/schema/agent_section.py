@@ -16,6 +16,10 @@ PLAYED_ELSEWHERE = "http"
 """`agent.run` where programs elsewhere play."""
 
 
+PLAYED_BY_HOST = "guest"
+"""`agent.run` where another run's agents play, in a game."""
+
+
 class AgentConfig(Section, frozen=True):
     """Agents that play a prompt's rollouts as episodes of many turns (docs/agents.md)."""
 
@@ -42,7 +46,8 @@ class AgentConfig(Section, frozen=True):
         Meta(
             description=(
                 "the agent: `module:name`, `./file.py:name`, a program and its arguments, or "
-                "`http` for programs that fetch episodes; empty: none, a rollout is one turn"
+                "`http` for programs that fetch episodes (`guest`: those of a game's host); empty: "
+                "none, a rollout is one turn"
             )
         ),
     ] = ""
@@ -167,7 +172,7 @@ class AgentConfig(Section, frozen=True):
                 "each agents actor has a port of its own, and there are too few above this one: "
                 "lower port",
             )
-        if self.sandbox != "none" and self.run == PLAYED_ELSEWHERE:
+        if self.sandbox != "none" and self.run in (PLAYED_ELSEWHERE, PLAYED_BY_HOST):
             yield (
                 ("agent.run", "agent.sandbox"),
                 "the run does not start programs elsewhere, so it cannot sandbox them: set sandbox "

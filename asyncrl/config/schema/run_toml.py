@@ -12,6 +12,7 @@ from asyncrl.config.schema.cluster_section import ClusterConfig
 from asyncrl.config.schema.engine_section import EngineConfig
 from asyncrl.config.schema.evaluation_section import EvaluationConfig
 from asyncrl.config.schema.foreign_section import ForeignConfig
+from asyncrl.config.schema.game_section import GameConfig
 from asyncrl.config.schema.journal_section import JournalConfig
 from asyncrl.config.schema.judge_section import JudgeConfig
 from asyncrl.config.schema.machine_section import MachineConfig
@@ -57,6 +58,7 @@ class Config(Section, frozen=True):
     supervised: SupervisedConfig = SupervisedConfig()
     foreign: ForeignConfig = ForeignConfig()
     share: ShareConfig = ShareConfig()
+    game: GameConfig = GameConfig()
     sft: SftConfig = SftConfig()
     staleness: StalenessConfig = StalenessConfig()
     publication: PublicationConfig = PublicationConfig()

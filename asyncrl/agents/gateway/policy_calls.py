@@ -1,0 +1,117 @@
+"""Calls of the other policies of a game, forwarded to the gateways of their runs.
+
+Invariant: each policy's tokens are sampled, recorded and trained by its own run alone. Here its
+answers are noted, for an attempt that finds that its run has ended the game.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import httpx2
+import msgspec
+
+from asyncrl.agents.call_role import ROLE_HEADER
+from asyncrl.agents.gateway.errors import GatewayError
+from asyncrl.agents.gateway.forwarding import ANSWER_BYTES, OtherAnswer
+from asyncrl.agents.gateway.game_table import GuestSeat, answer_note
+from asyncrl.agents.gateway.played_session import PlayedSession
+from asyncrl.config.schema.other_models import TRAINED
+from asyncrl.runtime.ipc.waits import WaitExpired, Waits
+
+_PASSED = ("anthropic-version", "anthropic-beta", ROLE_HEADER)
+_GRACE_S = 60.0
+"""Seconds beyond those of a call, in which the other run's gateway says that it took too long."""
+
+
+class PolicyCalls:
+    """The calls of the policies `names` by agents of the run of `own`, each of `call_s` seconds at
+    most."""
+
+    def __init__(
+        self,
+        own: str,
+        names: tuple[str, ...],
+        client: httpx2.AsyncClient,
+        waits: Waits,
+        call_s: float,
+    ) -> None:
+        self._own, self._names, self._client = own, names, client
+        self._waits, self._call_s = waits, call_s
+
+    @property
+    def names(self) -> list[str]:
+        """The names that are forwarded."""
+        return [*self._names]
+
+    def refuse(self, model: str) -> None:
+        """Raise GatewayError (404) for a model that is no policy of the game."""
+        if model not in (self._own, TRAINED):
+            known = ", ".join((self._own, *self._names))
+            raise GatewayError(
+                404,
+                "unknown_policy",
+                f"the game has no policy {model[:64]!r}; the model of a call is one of {known}",
+                param="model",
+            )
+
+    async def answer(
+        self,
+        session: PlayedSession,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        model: str,
+    ) -> OtherAnswer:
+        """The answer of a policy to a call at a dialect's `path`. Raises GatewayError."""
+        table, attempt = session.table, session.play.attempt
+        if table is None:
+            raise GatewayError(404, "no_game", "this session is of no game")
+        asked = hashlib.sha256(msgspec.msgpack.encode([path, model, body])).hexdigest()
+        with session.other_call(asked) as number:
+            if (seat := table.seats.get(model)) is None:
+                assert table.outcome is not None, "a guest has a seat, or has ended"
+                name = answer_note(table.outcome.attempt, asked, number)
+                if (noted := session.noted(name)) is None:
+                    raise GatewayError(
+                        409,
+                        "game_diverged",
+                        f"the policy {model} has ended this game, and this attempt asks it what "
+                        "the one that ended it did not: play the same game for the same seed",
+                    )
+                return msgspec.json.decode(noted, type=OtherAnswer)
+            with session.paused():
+                answer = await self._asked(model, seat, path, headers, body)
+            if answer.status == 200:
+                session.note(answer_note(attempt, asked, number), msgspec.json.encode(answer))
+            return answer
+
+    async def _asked(
+        self, model: str, seat: GuestSeat, path: str, headers: Mapping[str, str], body: bytes
+    ) -> OtherAnswer:
+        passed = {name: headers[name] for name in _PASSED if name in headers}
+        keyed = {
+            **passed,
+            "authorization": f"Bearer {seat.api_key}",
+            "content-type": "application/json",
+        }
+        sent = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        sent["model"] = msgspec.Raw(msgspec.json.encode(TRAINED))
+        try:
+            with self._waits.on(
+                f"the policy {model}",
+                owner=f"session {seat.session}",
+                deadline_s=self._call_s + _GRACE_S,
+            ):
+                response = await self._client.post(
+                    seat.base_url + path, content=msgspec.json.encode(sent), headers=keyed
+                )
+        except (WaitExpired, httpx2.HTTPError) as error:
+            raise GatewayError(
+                502, "other_policy", f"the policy {model} did not answer ({type(error).__name__})"
+            ) from None
+        if len(response.content) > ANSWER_BYTES:
+            raise GatewayError(502, "other_policy", f"the policy {model} said too much")
+        kind = response.headers.get("content-type", "")
+        return OtherAnswer(kind, response.text, response.status_code)

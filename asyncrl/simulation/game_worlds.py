@@ -1,0 +1,445 @@
+"""Two runs that play one game, in virtual time: a host's and a guest's world, between which all but
+HTTP is the product's own, while processes and whole runs are killed and agents fail.
+
+Invariants, looked at at every event: the host ends a game well only once the guest's end is on the
+guest's disk, the guest only once the outcome is on the host's; neither gives up what the other has
+ended; and each run samples its own contexts alone.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+import trio
+from trio.testing import MockClock
+
+from asyncrl.actors.agent_pool import AgentAttempt, AgentClock
+from asyncrl.actors.agents_actor import Asking, EpisodePlayer, agents_actor
+from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.guest_gateways import GuestRefused
+from asyncrl.actors.guest_pool import GuestPool
+from asyncrl.actors.hosted_games import HostedGames
+from asyncrl.actors.reporting import Reporter
+from asyncrl.agents.agent_episode import EpisodeFacts
+from asyncrl.agents.endings import AgentEnd, AgentEnded, failed
+from asyncrl.agents.gateway.disk_waits import DiskWaits
+from asyncrl.agents.gateway.errors import GatewayError
+from asyncrl.agents.gateway.forwarding import OtherAnswer
+from asyncrl.agents.gateway.game_table import GuestSeat
+from asyncrl.agents.gateway.played_session import PlayedSession
+from asyncrl.agents.gateway.played_sessions import PlayedSessions
+from asyncrl.agents.gateway.policy_calls import PolicyCalls
+from asyncrl.agents.gateway.seats import Seats
+from asyncrl.config import Config
+from asyncrl.experience import events as e
+from asyncrl.messages import Standing
+from asyncrl.messages.game_messages import OUTCOME
+from asyncrl.runtime.ipc.link import Link
+from asyncrl.simulation.fake_world import BETWEEN_LIVES_S, FakeWorld, Speeds, no_text
+from asyncrl.simulation.observer import Violation, WorldObserver
+from asyncrl.simulation.sim_process import SimProcess
+from asyncrl.simulation.task_order import replayable
+
+HOST, GUEST = "host", "guest"
+FIRST = {HOST: 11, GUEST: 12}
+"""The first token of each context of a policy."""
+LIVES, LIMIT_S, LAST_S = 60, 4 * 3600.0, 900.0
+"""Lives of a run, and virtual seconds of all, after which it is stuck; and those in which a run
+ends after the other has."""
+SEEK_S = 20.0
+
+
+@dataclass
+class GameReport:
+    """Report of one seed: lives, games by how they ended in both runs, and what was wrong."""
+
+    seed: int
+    lives: dict[str, int] = field(default_factory=dict)
+    ended: int = 0
+    given_up: int = 0
+    replayed: int = 0
+    events: int = 0
+    violation: Violation | None = None
+
+
+class _GameEnd(NamedTuple):
+    """The end of a game in a run: sealed or buried, by the event of this number."""
+
+    sealed: bool
+    number: int
+
+
+class _Side(WorldObserver):
+    """The games of one run, by the events that it did not lose."""
+
+    def __init__(self, policy: str) -> None:
+        super().__init__()
+        self.policy = policy
+        self.world: FakeWorld
+        self.other: _Side
+        self.events = list[e.AnyEvent]()
+        self.replayed = 0
+        self._read()
+
+    def _read(self) -> None:
+        self.keys, self.done = dict[int, int](), dict[int, _GameEnd]()
+        self.outcomes = dict[int, int]()
+        for number, event in enumerate(self.events, 1):
+            self._note(number, event)
+
+    def _note(self, number: int, event: e.AnyEvent) -> None:
+        match event:
+            case e.Admitted():
+                self.keys |= {event.first + n: event.key + n for n in range(event.size)}
+            case e.Sealed() if event.rollout in self.keys:
+                self.done[self.keys[event.rollout]] = _GameEnd(True, number)
+            case e.Buried() if event.rollout in self.keys:
+                self.done[self.keys[event.rollout]] = _GameEnd(False, number)
+            case e.Noted() if event.name.startswith(OUTCOME):
+                self.outcomes.setdefault(self.keys[event.rollout], number)
+
+    @property
+    def durable(self) -> int:
+        return self.world.sim_disk.last
+
+    def on_begin(
+        self, store: EventStore, version: int, cursor: int, last: int, evaluated: object = ()
+    ) -> None:
+        del self.events[last:]
+        self._read()
+
+    def on_event(self, number: int, event: e.AnyEvent) -> None:
+        del self.events[number - 1 :]
+        self.events.append(event)
+        self._note(number, event)
+        match event:
+            case e.Sealed() | e.Buried() if event.rollout in self.keys:
+                self._look(self.keys[event.rollout], isinstance(event, e.Sealed))
+            case e.Called() if event.after is None and event.given:
+                first = int.from_bytes(event.given[:4], "little")
+                self.hold(
+                    "each samples its own", first == FIRST[self.policy], "a context has {}", first
+                )
+
+    def _look(self, key: int, sealed: bool) -> None:
+        theirs = self.other.done.get(key)
+        if not sealed:
+            kept = theirs is None or not theirs.sealed
+            self.hold("pairs", kept, "the {} gives up game {}, which has ended", self.policy, key)
+        elif self.policy == HOST:
+            ended = theirs is not None and theirs.sealed and theirs.number <= self.other.durable
+            self.hold("order", ended, "game {} ends, and the guest's disk has {}", key, theirs)
+        else:
+            number = self.other.outcomes.get(key)
+            kept = number is not None and number <= self.other.durable
+            self.hold("order", kept, "game {} ends, and the host's disk has no outcome", key)
+            self.hold(
+                "pairs", theirs is None or theirs.sealed, "game {} was given up by the host", key
+            )
+
+
+class _GameWorld(FakeWorld):
+    """One of the two runs. `play_s` draws the seconds between two acts of the agent of a seed."""
+
+    def __init__(self, side: _Side, seed: int, config: Config, speeds: Speeds) -> None:
+        super().__init__(seed, config, side, speeds)
+        self.side, side.world = side, self
+        self.other: _GameWorld
+        self.over = False
+        self.failures = 0
+        """Attempts that fail next."""
+        self.table: tuple[SimProcess, PlayedSessions, Seats] | None = None
+
+    async def play(self, link: Link, process: SimProcess) -> None:
+        sessions, reporter = PlayedSessions(b"the run's key"), Reporter(process.waits)
+        keeping = DiskWaits(sessions.say, process.waits)
+        seats, games = None, None
+        player: GuestPool | _ScriptedGame
+        if self.side.policy == GUEST:
+            seats = Seats(sessions.say, keeping, process.waits)
+            player = GuestPool(seats, sessions, process.waits)
+            self.table = process, sessions, seats
+        else:
+            guests = _MemoryGuests(self.other)
+            games = HostedGames(HOST, (GUEST,), guests, keeping, process.waits)
+            player = _ScriptedGame(self, sessions, _MemoryCalls(self.other, process))
+        episodes = EpisodePlayer(
+            player,
+            sessions,
+            no_text,
+            reporter,
+            url="http://here",
+            episode_s=self.config.agent.episode_s,
+            games=games,
+            asking=Asking(keeping, seats),
+        )
+        await agents_actor(link, episodes, sessions, reporter)
+
+    async def live(self) -> None:
+        """Life after life, until the run is done."""
+        for _ in range(LIVES):
+            ending = await self.life()
+            if ending.finished and "stopped early" not in ending.reason:
+                self.over = True
+                return
+            await trio.sleep(BETWEEN_LIVES_S)
+        self.side.violated(
+            "liveness", f"the {self.side.policy} is not done in {LIVES} lives: {ending.reason}"
+        )
+
+
+class _MemoryGuests:
+    """The guest's gateway without HTTP."""
+
+    def __init__(self, guest: _GameWorld) -> None:
+        self._guest = guest
+
+    async def seek(self, name: str, asked: dict[str, Any]) -> GuestSeat | str | None:
+        if self._guest.over:
+            return "gone"
+        standing = Standing(asked["next"], asked["live"], asked["buried"])
+        found = await self._at(lambda _, seats: seats.seek(asked["key"], standing, SEEK_S))
+        return msgspec.json.decode(found, type=GuestSeat) if isinstance(found, bytes) else found
+
+    async def tell(self, seat: GuestSeat, what: str, body: Any) -> str:
+        async def told(sessions: PlayedSessions, seats: Seats) -> str:
+            session = sessions.named(seat.session)
+            if what == "kept":
+                return await seats.keeping.kept(session.play)
+            return await seats.end(session, body["reward"])
+
+        return str(await self._at(told))
+
+    async def leave(self, seat: GuestSeat) -> None:
+        async def left(sessions: PlayedSessions, seats: Seats) -> None:
+            await trio.lowlevel.checkpoint()
+            seats.leave(sessions.named(seat.session), "")
+
+        await self._at(left)
+
+    async def _at(self, ask: Callable[[PlayedSessions, Seats], Awaitable[Any]]) -> Any:
+        """The answer of the guest's agents actor; GuestRefused as it dies, or refuses."""
+        if self._guest.table is None or not self._guest.table[0].alive:
+            raise GuestRefused("nobody answers")
+        process, sessions, seats = self._guest.table
+        answer: Any = None
+        refused = ""
+
+        async def asked() -> None:
+            nonlocal answer, refused
+            try:
+                answer = await ask(sessions, seats)
+            except GatewayError as error:
+                refused = str(error)
+            nursery.cancel_scope.cancel()
+
+        async def died() -> None:
+            nonlocal refused
+            await process.wait()
+            refused = "it died"
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(asked)
+            nursery.start_soon(died)
+        if refused or not process.alive:
+            raise GuestRefused(refused)
+        return answer
+
+
+class _MemoryCalls(PolicyCalls):
+    """The product's calls of another policy, but for HTTP."""
+
+    def __init__(self, guest: _GameWorld, process: SimProcess) -> None:
+        self._guest, self._waits = guest, process.waits
+        self._guests = _MemoryGuests(guest)
+
+    async def _asked(
+        self, model: str, seat: GuestSeat, path: str, headers: Mapping[str, str], body: bytes
+    ) -> OtherAnswer:
+        asked = json.loads(body)
+
+        async def said(sessions: PlayedSessions, seats: Seats) -> OtherAnswer:
+            session = sessions.named(seat.session)
+            ids = await _say(session, tuple(asked["ids"]), asked["budget"])
+            return OtherAnswer("", json.dumps(ids), 200 if ids is not None else 422)
+
+        try:
+            return await self._guests._at(said)  # type: ignore[no-any-return]
+        except GuestRefused as refused:
+            raise GatewayError(502, "other_policy", str(refused)) from None
+
+
+async def _say(session: PlayedSession, ids: tuple[int, ...], budget: int) -> list[int] | None:
+    """The tokens that a policy says; None if it was refused."""
+    said = list[int]()
+    with session.ask(ids, budget, ()) as answer:
+        async for piece in answer:
+            if piece.refused:
+                return None
+            said += piece.ids.tolist()
+    return said
+
+
+class _ScriptedGame:
+    """The host's agents: what each does follows from its seed, and from what it was answered."""
+
+    def __init__(self, world: _GameWorld, sessions: PlayedSessions, calls: PolicyCalls) -> None:
+        self._world, self._sessions, self._calls = world, sessions, calls
+
+    async def play(self, facts: EpisodeFacts, clock: AgentClock) -> AgentAttempt:
+        """Play to the end, or to that of the clock."""
+        session = self._sessions.named(facts.session)
+        if session.table is not None and session.table.outcome is not None:
+            self._world.side.replayed += 1
+        end: AgentEnd = failed("timeout", f"the agent had the ball for {clock.limit_s:g} s")
+        with clock.running():
+            end = await self._played(session, facts.seed)
+        return AgentAttempt(end, clock.spent_s, "")
+
+    async def _played(self, session: PlayedSession, seed: int) -> AgentEnd:
+        draw, seen = random.Random(f"game/{seed}"), list[int]()
+        for turn in range(draw.randint(1, 3)):
+            await trio.sleep(self._world.speeds.think_s(seed))
+            if self._world.failures:
+                self._world.failures -= 1
+                return failed("raised", "the plan says so")
+            said = await _say(session, (FIRST[HOST], turn, *seen), draw.choice((1, 2, 4)))
+            if said is None:
+                break
+            asked = {"ids": [FIRST[GUEST], turn, *seen, *said], "budget": draw.choice((1, 3))}
+            body = json.dumps({"model": GUEST} | asked).encode()
+            try:
+                answer = await self._calls.answer(session, "/say", {}, body, GUEST)
+            except GatewayError as error:
+                return failed("raised", str(error))
+            if answer.status != 200:
+                break
+            seen += [*said, *json.loads(answer.body)]
+        return AgentEnded({HOST: float(sum(seen) % 3), GUEST: float(len(seen) % 2)})
+
+
+def play_games(seed: int) -> GameReport:
+    """Run the two runs of a seed to their end."""
+    clock = MockClock(autojump_threshold=0)
+    with replayable(seed):
+        return trio.run(partial(_run, seed), clock=clock, strict_exception_groups=True)
+
+
+def _config(policy: str, draw: random.Random, shared: dict[str, Any]) -> Config:
+    lag, depth = draw.choice(((0, 0), (1, 1), (2, 1)))
+    host = policy == HOST
+    return msgspec.convert(
+        {
+            "task": {"eval_size": 0, "train_size": 1000, "verdict_s": 2.0},
+            "engine": {
+                "kind": "scripted",
+                "slots": draw.choice((2, 4, 8)),
+                "chunk_tokens": 2,
+                "context_tokens": 64,
+            },
+            "agent": {
+                "run": "scripted:game" if host else "guest",
+                "actors": draw.choice((1, 2)) if host else 1,
+                "concurrency": draw.choice((1, 2, 4)),
+                "episode_s": 20.0,
+                "attempts": draw.choice((2, 3)),
+            },
+            "game": {"policy": policy, "guests": [GUEST] if host else []},
+            "rollout": {
+                "actors": draw.choice((1, 2)),
+                "group_size": shared["size"],
+                "max_new_tokens": draw.choice((6, 20)),
+                "filter": "none",
+                "lease_s": 8.0,
+            },
+            "train": {
+                "steps": shared["steps"],
+                "batch_groups": shared["batch"],
+                "eval_every": 0,
+                "checkpoint_every": draw.choice((1, 2)),
+            },
+            "staleness": {
+                "max_lag": lag,
+                "depth": depth,
+                "on_stale": draw.choice(("mask", "drop")) if lag else "mask",
+            },
+            "journal": {"commit_ms": draw.choice((10, 100, 400))},
+            "supervision": {"stall_s": 600.0},
+            "run": {"seed": 0},
+        },
+        Config,
+    )
+
+
+async def _run(seed: int) -> GameReport:
+    draw = random.Random(f"games/{seed}")
+    shared = {"size": draw.choice((2, 3)), "steps": 4, "batch": draw.choice((1, 2))}
+    worlds = dict[str, _GameWorld]()
+    for policy in (HOST, GUEST):
+        pace = draw.choice((0.02, 0.1))
+        think = draw.choice((0.05, 0.5))
+        speeds = Speeds(
+            pace=partial(draw.choice, (pace, pace, 4 * pace)),
+            step_s=draw.choice((0.02, 0.5)),
+            think_s=lambda seed, think=think: think * (1 + seed % 3),  # type: ignore[misc]
+        )
+        side = _Side(policy)
+        worlds[policy] = _GameWorld(side, seed, _config(policy, draw, shared), speeds)
+    host, guest = worlds[HOST], worlds[GUEST]
+    for one, other in ((host, guest), (guest, host)):
+        one.other, one.side.other = other, other.side
+
+    with trio.move_on_after(LIMIT_S) as limit:
+        async with trio.open_nursery() as nursery:
+
+            async def live(world: _GameWorld) -> None:
+                await world.live()
+                if world.other.over:
+                    nursery.cancel_scope.cancel()
+                else:
+                    await trio.sleep(LAST_S)
+                    nursery.cancel_scope.cancel()
+
+            for world in worlds.values():
+                world.side.stop = nursery.cancel_scope.cancel
+                nursery.start_soon(live, world)
+            if seed % 10:
+                nursery.start_soon(_faults, worlds, random.Random(f"faults/{seed}"))
+    if limit.cancelled_caught:
+        host.side.violated("liveness", f"{LIMIT_S:g} virtual seconds, and the game is not over")
+    if not host.side.violation and not guest.side.violation:
+        # a guest whose steps lost stale tokens may need games that its host does not play any more
+        host.side.hold("liveness", host.over, "the host did not make its steps")
+    ends = [done.sealed for done in host.side.done.values()]
+    return GameReport(
+        seed=seed,
+        lives={name: len(world.lives) for name, world in worlds.items()},
+        ended=sum(ends),
+        given_up=len(ends) - sum(ends),
+        replayed=host.side.replayed,
+        events=sum(len(world.side.events) for world in worlds.values()),
+        violation=host.side.violation or guest.side.violation,
+    )
+
+
+async def _faults(worlds: Mapping[str, _GameWorld], draw: random.Random) -> None:
+    """Kill processes, runs, and both runs, and have agents fail, at drawn times."""
+    for _ in range(draw.randint(1, 8)):
+        await trio.sleep(draw.choice((0.3, 1.0, 4.0)) * draw.random())
+        kind, world = draw.randrange(6), worlds[draw.choice((HOST, GUEST))]
+        hit = [*worlds.values()] if kind == 0 else [world]
+        if kind < 2:
+            for each in hit:
+                if each.processes and not each.over:
+                    each.kill_everything()
+        elif kind == 2:
+            worlds[HOST].failures += draw.choice((1, 1, 3, 8))
+        elif alive := world.alive(draw.choice(("agents", "agents", "coordinator", "rollout"))):
+            draw.choice(alive).kill()

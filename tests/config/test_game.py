@@ -1,0 +1,98 @@
+"""game.toml: a run for each policy, and one sentence for what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config import ConfigError
+from asyncrl.config.game import is_game, load_game
+from asyncrl.config.load import settings_in
+
+GAME = """
+[game]
+run = "./play.py:play"
+dir = "games"
+[task]
+eval_size = 0
+[rollout]
+group_size = 4
+[[policy]]
+name = "one"
+[[policy]]
+name = "two"
+train = { lr = 0.5 }
+[policy.staleness]
+max_lag = 2
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    (path := folder / "game.toml").write_text(text)
+    (folder / "play.py").write_text("async def play(client, episode): ...")
+    return path
+
+
+def test_each_policy_has_the_shared_tables_and_its_own(tmp_path: Path) -> None:
+    path = written(tmp_path, GAME)
+    assert is_game(settings_in(path))
+    found, policies = load_game(path, ["rollout.max_new_tokens=7"], {})
+    host, guest = policies["one"], policies["two"]
+    assert found == "games" and [*policies] == ["one", "two"]
+    assert host.agent.run == f"{tmp_path}/play.py:play" and host.game.guests == ("two",)
+    assert guest.agent.run == "guest" and guest.game.policy == "two" and not guest.game.guests
+    assert (host.run.dir, guest.run.dir) == ("games/one", "games/two")
+    assert host.rollout.group_size == guest.rollout.group_size == 4
+    assert host.rollout.max_new_tokens == guest.rollout.max_new_tokens == 7
+    assert guest.train.lr == 0.5 != host.train.lr and guest.staleness.max_lag == 2
+    assert load_game(path, ["run.dir=there"], {}).dir == "there"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('run = "./play.py:play"', "", r"\[game\] has no run: name the function"),
+        ('run = "./play.py:play"', 'run = ["sh"]', "game.run is .*, and must be a text"),
+        ('dir = "games"', 'page = "x"', "no setting game.page in a game.toml"),
+        ('[[policy]]\nname = "one"\n', "", "two policies or more"),
+        ('name = "one"', 'name = "two"', "two policies have one name"),
+        ('name = "one"', 'name = "a b"', "a policy has the name 'a b'"),
+        ('name = "one"', 'name = "policy"', "and not 'policy'"),
+        ("max_lag = 2", "max_log = 2", "policy two: there is no setting staleness.max_log"),
+        ("max_lag = 2", 'on_stale = "restart"', "set on_stale to mask or drop"),
+        ("eval_size = 0", "eval_size = 4", "games of held-out prompts are not played"),
+        ("group_size = 4", 'group_size = 4\nsizing = "difficulty"', "set sizing to fixed"),
+        ("eval_size = 0", 'eval_size = 0\ncurriculum = "unsolved"', "set curriculum to in_order"),
+        ("train = {", "rollout = { group_size = 8 }\ntrain = {", "differ in rollout.group_size"),
+        ("train = {", "run = { seed = 8 }\ntrain = {", "differ in run.seed"),
+        ("train = {", 'agent = { run = "x:y" }\ntrain = {', "agent.run is the game's: remove it"),
+        ("[rollout]", "[metrics]\nport = 9000\n[rollout]", "have one port, 9000"),
+        (
+            "[rollout]",
+            '[cluster]\nkind = "ray"\n[rollout]',
+            "a game are on one machine",
+        ),
+        ("[rollout]", '[agent.models.gpt]\nurl = "http://a/v1"\n[rollout]', "remove agent.models"),
+        ("[rollout]", '[share]\npath = "/x"\n[rollout]', "groups of episodes cannot be shared"),
+    ],
+)
+def test_what_is_no_game_is_one_sentence(tmp_path: Path, old: str, new: str, said: str) -> None:
+    path = written(tmp_path, GAME)
+    assert GAME.count(old) == 1
+    path.write_text(GAME.replace(old, new))
+    with pytest.raises(ConfigError, match=said) as raised:
+        load_game(path, [], {})
+    assert "\n" not in str(raised.value)
+
+
+def test_a_policy_that_is_a_table_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, GAME.partition("[[policy]]")[0] + 'policy.name = "one"\n')
+    path.write_text('policy = "one"\n[game]\nrun = "a:b"\n')
+    with pytest.raises(ConfigError, match=r"write each policy as a table of its own, \[\[policy"):
+        load_game(path, [], {})
+
+
+def test_a_run_toml_is_no_game(tmp_path: Path) -> None:
+    (path := tmp_path / "run.toml").write_text('[game]\npolicy = "one"\n[train]\nsteps = 3\n')
+    assert not is_game(settings_in(path))

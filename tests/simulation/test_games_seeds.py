@@ -1,0 +1,30 @@
+"""Games of two runs in virtual time: whatever is killed, a game ends well in both or in neither
+(`asyncrl/simulation/game_worlds.py`)."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncrl.simulation.run import simulate_games
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        range(6),
+        pytest.param(range(6, 30), marks=pytest.mark.explore),
+        pytest.param(range(30, 300), marks=pytest.mark.soak),
+    ],
+    ids=lambda seeds: f"{seeds.start}:{seeds.stop}",
+)
+def test_a_game_ends_well_in_both_runs_or_in_neither(seeds: range) -> None:
+    reports = [simulate_games(seed) for seed in seeds]
+    assert not [str(report.violation) for report in reports if report.violation]
+    assert min(report.ended for report in reports) >= 4
+    assert sum(sum(report.lives.values()) for report in reports) > 3 * len(seeds)
+    assert sum(report.replayed for report in reports)
+    assert sum(report.given_up for report in reports) or len(seeds) < 20
+
+
+def test_a_seed_of_games_replays_to_the_last_event() -> None:
+    assert simulate_games(4) == simulate_games(4)
