@@ -327,8 +327,8 @@ def _taken(state: ExperienceState, event: e.Taken) -> None:
         group = state.groups[rollout.group]
         if group.may_grow or group.imports or not group.settled:
             raise ImpossibleEvent(
-                f"rollout {rollout.id} is of group {group.id}, which may grow or fork: nothing of "
-                "it is taken before"
+                f"rollout {rollout.id} is of group {group.id}, which may grow: nothing of it is "
+                "taken before"
             )
         if any(span.version > event.step for span in rollout.spans):
             raise ImpossibleEvent(
@@ -411,8 +411,8 @@ def _discarded(state: ExperienceState, event: e.Discarded) -> None:
         )
     if group.may_grow or group.imports or not group.settled:
         raise ImpossibleEvent(
-            f"rollout {rollout.id} is of group {group.id}, which may grow or fork: only the whole "
-            "group is dropped"
+            f"rollout {rollout.id} is of group {group.id}, which may grow: only the whole group is "
+            "dropped"
         )
     if group.complete and not group.begun:
         state.work_index.withdraw(group)

@@ -40,6 +40,7 @@ def configured(seed: int) -> Config:
     _vary_sizes(settings, seed)
     _prune(settings, seed)
     _import(settings, seed)
+    _fork(settings, seed)
     return msgspec.convert(settings, Config)
 
 
@@ -452,7 +453,7 @@ def _prune(settings: Settings, seed: int) -> None:
 
 
 def _fork(settings: Settings, seed: int) -> None:
-    """Have a seventh of the runs that may do so have rollouts that fork."""
+    """Have half of the runs that may do so have rollouts that fork."""
     draw, rollout, train = random.Random(f"tree/{seed}"), settings["rollout"], settings["train"]
     may = train["unit"] == "group" and "foreign" not in settings and "prune" not in rollout
     may = may and rollout["sizing"] == "fixed" and rollout["truncated"] != "mask"
