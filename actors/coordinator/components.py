@@ -18,6 +18,7 @@ from asyncrl.actors.coordinator.engine_pool import EnginePool
 from asyncrl.actors.coordinator.episode_placement import EpisodePlacement
 from asyncrl.actors.coordinator.evaluation import Evaluation, evaluation_plan
 from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.forking import Forking
 from asyncrl.actors.coordinator.game_answers import Games
 from asyncrl.actors.coordinator.imports import ForeignAnswers, Imports
 from asyncrl.actors.coordinator.leases import LeaseTable
@@ -40,6 +41,7 @@ from asyncrl.actors.coordinator.underway import Underway
 from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
 from asyncrl.config.losses import credit_of
+from asyncrl.experience.call import Call
 from asyncrl.experience.games import standing
 from asyncrl.explain.conditions.condition import Finding
 from asyncrl.explain.curve import Curve
@@ -73,6 +75,7 @@ class Components:
     lent: LentEngines
     reclaiming: Reclaiming
     pinning: Pinning
+    forking: Forking
     pruning: Pruning
     placement: Placement
     episode_placement: EpisodePlacement
@@ -138,6 +141,12 @@ def assemble(
         roster, engines, clock, config.agent.concurrency, config.supervision.stall_s
     )
     pruning = Pruning(store, reclaiming, config)
+    forking = Forking(store, config)
+
+    def extended(call: Call) -> None:
+        pruning.extended(call)
+        forking.extended(call)
+
     chunks = ChunkIntake(
         store,
         engines,
@@ -146,7 +155,7 @@ def assemble(
         clock,
         vocabulary=prompts.vocabulary,
         garbled=observers.metrics.garbled,
-        extended=pruning.extended,
+        extended=extended,
     )
     plan = evaluation_plan(config, prompts)
     playing = _playing(config, store, episode_placement, reclaiming, clock)
@@ -169,6 +178,7 @@ def assemble(
         lent=LentEngines(engines, reclaiming, chunks, config),
         reclaiming=reclaiming,
         pinning=pinning,
+        forking=forking,
         pruning=pruning,
         placement=Placement(store, engines, leases, reclaiming, pinning, config, clock),
         episode_placement=episode_placement,

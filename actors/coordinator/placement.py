@@ -187,8 +187,9 @@ class Placement:
             ids, images = numbered_alone(context, episode.images)
             return ids, images, call.key, call.temperature
         group = experience.groups[call.group]
-        key = group.key + group.place_of(call.id)
-        return group.prompt, group.images, key, temperature_of(group, self._config)
+        rollout = experience.rollouts[call.id]
+        key = group.key + group.draw_of(rollout)
+        return group.context(rollout), group.images, key, temperature_of(group, self._config)
 
 
 def temperature_of(group: Group, config: Config) -> float:

@@ -35,6 +35,11 @@ def max_members(config: Config) -> int:
     return max_group_size(config) + config.foreign.most
 
 
+def fork_leaves(config: Config) -> int:
+    """Rollouts that each of the first ones of a group may become; 1 where none forks."""
+    return 1 if config.rollout.fork == "off" else config.rollout.fork_leaves
+
+
 def penalty_band(rollout: RolloutConfig) -> int:
     """Tokens over which the penalty of a long response grows; 0 without a penalty."""
     if rollout.truncated != "penalize":

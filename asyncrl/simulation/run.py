@@ -252,6 +252,7 @@ def _judge(world: FakeWorld, checker: Checker) -> None:
         and not train.replay_groups
         and train.keep == "all"
         and rollout.prune == "none"
+        and rollout.fork == "off"
         and config.foreign.source == "none"
         and not config.agent.run
     )
