@@ -11,7 +11,7 @@ import pytest
 import warm_process
 from train_support import command, train
 
-CALIBRATED = 40
+CALIBRATED = 24
 
 
 def asyncrl(*argv: str | Path) -> subprocess.CompletedProcess[str]:
