@@ -95,7 +95,9 @@ def kept_bytes(config: Config, learn: int) -> int:
     own = 4 if config.model.dtype == "float32" else 2
     if config.model.dtype != "float32" or config.model.rounding != "none":
         own += 4
-    moments = {"adamw": 8, "adamw_bf16": 4, "adamw8bit": 2}[config.train.optimizer]
+    moments = {"adamw": 8, "adamw_fused": 8, "adamw_bf16": 4, "adamw8bit": 2}[
+        config.train.optimizer
+    ]
     return learn * (own + moments + (4 if config.train.ema else 0))
 
 

@@ -30,4 +30,8 @@ def adamw(weights: Sequence[nn.Parameter], train: TrainConfig) -> torch.optim.Op
     }
     if train.optimizer == "adamw":
         return torch.optim.AdamW(groups, foreach=True, **settings)
+    if train.optimizer == "adamw_fused":
+        # which needs numbers; without them the memory is that of one weight after the other
+        numbers = not any(weight.is_meta for weight in weights)
+        return torch.optim.AdamW(groups, fused=numbers, foreach=False, **settings)
     return SmallAdamW(groups, _SMALL[train.optimizer](), **settings)

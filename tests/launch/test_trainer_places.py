@@ -1,4 +1,4 @@
-"""How many ranks each life of a run has, and when another one begins for more of them."""
+"""The number of ranks of each life of a run, and the moment at which more of them begin one."""
 
 from __future__ import annotations
 

@@ -127,6 +127,8 @@ def test_small_moments_are_predicted_too(tmp_path: Path) -> None:
         found = predict(config)
         assert found == measured(config)
         assert found.optimizer < 1.1 * plain.optimizer / share
+    fused = predict(config_of(tmp_path, "train.optimizer=adamw_fused"))
+    assert fused.optimizer == plain.optimizer and fused.step < plain.step
 
 
 @pytest.mark.explore

@@ -10,6 +10,8 @@ import torch
 from test_learner import run
 from training_world import build, rollouts
 
+from asyncrl.config import load
+from asyncrl.config.errors import ConfigError
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.training.checkpoint_index import checkpoint_path
 from asyncrl.training.checkpoint_io import restore, save
@@ -74,6 +76,18 @@ def test_small_moments_lead_to_nearly_the_same_weights(
     assert 0 < (found - exact).norm() / (exact - start).norm() < BOUNDS[optimizer]
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_fused_one_makes_the_same_weights(seed: int) -> None:
+    start, exact = trained("adamw", seed)
+    _, found = trained("adamw_fused", seed)
+    assert (found - exact).norm() / (exact - start).norm() < 1e-6
+
+
+def test_the_fused_one_is_refused_where_it_was_not_tried() -> None:
+    with pytest.raises(ConfigError, match="tried on processors alone: set optimizer to adamw"):
+        load(None, ["train.optimizer=adamw_fused", "train.device=cuda"], {})
+
+
 def test_with_moments_of_float32_it_is_torch_s_own() -> None:
     """Weights of one dimension keep these."""
     for optimizer in BOUNDS:
@@ -102,7 +116,7 @@ def test_moments_are_rounded_to_themselves_in_the_mean(moments: Moments) -> None
         assert (found.sign() == wanted.sign()).all() or name == FIRST
 
 
-@pytest.mark.parametrize("optimizer", list(BOUNDS))
+@pytest.mark.parametrize("optimizer", [*BOUNDS, "adamw_fused"])
 def test_a_run_that_was_resumed_rounds_alike(optimizer: str, tmp_path: Path) -> None:
     train = TrainConfig(lr=LR, lr_warmup_steps=0, optimizer=optimizer)  # type: ignore[arg-type]
     subject = Learner(build("qwen3"), train, StalenessConfig(), 1.0)
@@ -113,7 +127,7 @@ def test_a_run_that_was_resumed_rounds_alike(optimizer: str, tmp_path: Path) -> 
     restore(path, other)
     found = []
     for each in (subject, other):
-        assert isinstance(each.optimizer, SmallAdamW)
+        assert isinstance(each.optimizer, SmallAdamW) or each.optimizer.defaults["fused"]
         run(each, [rollouts(build("qwen3"), seed=2)])
         found.append([weight.detach() for _, weight in each.master_weights.named()])
     for one, same in zip(*found, strict=True):

@@ -291,11 +291,11 @@ class TrainConfig(Section, frozen=True):
         ),
     ] = "auto"
     optimizer: Annotated[
-        Literal["adamw", "adamw_bf16", "adamw8bit"],
+        Literal["adamw", "adamw_fused", "adamw_bf16", "adamw8bit"],
         Meta(
             description=(
-                "AdamW with moments in float32 (8 bytes of a parameter), in bfloat16 (4) or in "
-                "blocks of 8 bits (2)"
+                "AdamW with moments in float32 (8 bytes of a parameter; fused: a step in one pass "
+                "over all, on cpu), in bfloat16 (4) or in blocks of 8 bits (2)"
             )
         ),
     ] = "adamw"
@@ -342,6 +342,11 @@ class TrainConfig(Section, frozen=True):
                 ("train.micro_tokens", "engine.context_tokens"),
                 "the longest rollout must fit in a micro-batch: micro_tokens must be at least "
                 "context_tokens",
+            )
+        if self.optimizer == "adamw_fused" and self.device != "cpu":
+            yield (
+                ("train.optimizer", "train.device"),
+                "the fused AdamW was tried on processors alone: set optimizer to adamw",
             )
         for name in ("router_replay", "router_aux", "router_bias_rate"):
             if getattr(self, name) and not whole.model.path:

@@ -50,7 +50,7 @@ class Case(NamedTuple):
     clip: float = 0.3
     temperature: float = TEMPERATURE
     late: bool = False
-    """The last rank sleeps before each pass."""
+    """The last rank sleeps before each pass; and all step by the fused AdamW."""
 
 
 class Found(NamedTuple):
@@ -105,6 +105,7 @@ def step(case: Case, mesh: DeviceMesh | None) -> Found:
         minibatches=several,
         passes=several,
         grad_clip=case.clip,
+        optimizer="adamw_fused" if case.late else "adamw",
     )
     learner = Learner(model, train, STALENESS, case.temperature, rank=rank)
     counts = []
