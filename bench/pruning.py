@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -72,12 +72,12 @@ class PrunedRun(msgspec.Struct, frozen=True):
         return before[1]
 
 
-def run(way: str, seed: int, steps: int) -> PrunedRun:
+def run(way: str, seed: int, steps: int, ways: Mapping[str, tuple[str, ...]] = WAYS) -> PrunedRun:
     """One `asyncrl train`; its output is shown where it fails."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         argv = [sys.executable, "-m", "asyncrl.cli", "train", str(RUN_TOML)]
-        sets = (f"run.seed={seed}", f"run.dir={folder / 'run'}", f"train.steps={steps}", *WAYS[way])
+        sets = (f"run.seed={seed}", f"run.dir={folder / 'run'}", f"train.steps={steps}", *ways[way])
         for each in sets:
             argv += ["--set", each]
         with (folder / "log").open("w") as log:

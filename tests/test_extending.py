@@ -94,6 +94,7 @@ def test_the_page_has_a_section_for_each_thing() -> None:
             "filter",
             "keep rule",
             "prune rule",
+            "fork rule",
             "replay rule",
             "kind of task",
             "verifier",

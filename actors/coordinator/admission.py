@@ -19,6 +19,7 @@ from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.actors.coordinator.group_sizes import GroupSizes
 from asyncrl.actors.coordinator.prompts import PromptSource, ReadPrompt
 from asyncrl.config import Config
+from asyncrl.config.flow import fork_leaves
 from asyncrl.escape import escaped
 from asyncrl.experience.events import Admitted, Dropped
 from asyncrl.messages import Split
@@ -109,9 +110,10 @@ class Admission:
         experience, rollout = self._store.experience, self._config.rollout
         group = experience.next_group
         prompt, misfit = self._read(split, prompt_index)
-        size, most = samples or 1, 0
+        size, most, leaves = samples or 1, 0, 1
         if split == "train":
-            size, most = self.sizes.first(prompt_index), self.sizes.grown_to
+            leaves = fork_leaves(self._config)
+            size, most = self.sizes.first(prompt_index) // leaves, self.sizes.grown_to
         # The key of its draws is not the group's number, because that counts evaluations too. A
         # restarted group has a negative position, so it never shares the draws of another.
         position = experience.prompts[split] if restarts is None else -1 - restarts
@@ -137,6 +139,7 @@ class Admission:
                 most=most,
                 imports=self._config.foreign.most if split == "train" else 0,
                 source=self._config.foreign.imported if split == "train" else "own",
+                leaves=leaves,
             )
         )
         if split == "train":

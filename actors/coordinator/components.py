@@ -18,6 +18,7 @@ from asyncrl.actors.coordinator.engine_pool import EnginePool
 from asyncrl.actors.coordinator.episode_placement import EpisodePlacement
 from asyncrl.actors.coordinator.evaluation import Evaluation, evaluation_plan
 from asyncrl.actors.coordinator.event_store import EventStore
+from asyncrl.actors.coordinator.forking import Forking
 from asyncrl.actors.coordinator.imports import ForeignAnswers, Imports
 from asyncrl.actors.coordinator.leases import LeaseTable
 from asyncrl.actors.coordinator.lent_engines import LentEngines
@@ -39,6 +40,7 @@ from asyncrl.actors.coordinator.underway import Underway
 from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
 from asyncrl.config.losses import credit_of
+from asyncrl.experience.call import Call
 from asyncrl.explain.conditions.condition import Finding
 from asyncrl.explain.curve import Curve
 from asyncrl.explain.metrics import Metrics
@@ -71,6 +73,7 @@ class Components:
     lent: LentEngines
     reclaiming: Reclaiming
     pinning: Pinning
+    forking: Forking
     pruning: Pruning
     placement: Placement
     episode_placement: EpisodePlacement
@@ -135,6 +138,12 @@ def assemble(
         roster, engines, clock, config.agent.concurrency, config.supervision.stall_s
     )
     pruning = Pruning(store, reclaiming, config)
+    forking = Forking(store, config)
+
+    def extended(call: Call) -> None:
+        pruning.extended(call)
+        forking.extended(call)
+
     chunks = ChunkIntake(
         store,
         engines,
@@ -143,7 +152,7 @@ def assemble(
         clock,
         vocabulary=prompts.vocabulary,
         garbled=observers.metrics.garbled,
-        extended=pruning.extended,
+        extended=extended,
     )
     plan = evaluation_plan(config, prompts)
     return Components(
@@ -165,6 +174,7 @@ def assemble(
         lent=LentEngines(engines, reclaiming, chunks, config),
         reclaiming=reclaiming,
         pinning=pinning,
+        forking=forking,
         pruning=pruning,
         placement=Placement(store, engines, leases, reclaiming, pinning, config, clock),
         episode_placement=episode_placement,

@@ -121,6 +121,7 @@ class Coordinator:
         self._connections.dismiss()
         if stepping is None or parts.lifecycle.phase is Phase.INIT:
             return
+        parts.forking.decide()
         parts.pruning.decide()
         parts.admission.sizes.decide()
         parts.imports.decide()

@@ -44,7 +44,9 @@ class HeldGroups:
             group = self._experience.groups.get(number)
             if group is None:  # it was dropped
                 self._held.discard(number)
-            elif all(member.sealed or member.status in ENDED for member in group.members):
+            elif group.settled and all(
+                member.sealed or member.status in ENDED for member in group.members
+            ):
                 self._held.discard(number)
                 sealed = (m for m in group.members if m.status is RolloutStatus.SEALED)
                 found.append(tuple(member.id for member in sealed))

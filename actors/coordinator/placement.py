@@ -183,8 +183,9 @@ class Placement:
             assert episode is not None, "a sealed episode has no calls"
             return episode.context(call), call.key, call.temperature
         group = experience.groups[call.group]
-        key = group.key + group.place_of(call.id)
-        return group.prompt, key, temperature_of(group, self._config)
+        rollout = experience.rollouts[call.id]
+        key = group.key + group.draw_of(rollout)
+        return group.context(rollout), key, temperature_of(group, self._config)
 
 
 def temperature_of(group: Group, config: Config) -> float:

@@ -114,7 +114,7 @@ class Scoring:
         replies = [_reply(rollout) for rollout in rollouts]
         finishes = [finish for _, finish in replies]
         ids = [
-            bytes(rollout.ids[len(rollout.ids) - 4 * tokens :])
+            rollout.shared + bytes(rollout.ids[len(rollout.ids) - 4 * tokens :])
             for rollout, (tokens, _) in zip(rollouts, replies, strict=True)
         ]
         continued = [_continued(group, rollout) for rollout in rollouts]
@@ -154,11 +154,16 @@ class Scoring:
                 self._on_verdict(rollout, verdict, seconds)
 
     def _on_verdict(self, rollout: Rollout, verdict: Verdict, seconds: float) -> None:
-        if isinstance(verdict, Scored) and not verdict.fits(_reply(rollout)[0]):
+        shown, shared = _reply(rollout)[0], rollout.shared_tokens
+        if isinstance(verdict, Scored) and not verdict.fits(shared + shown):
             verdict = NoVerdict("error spans: they are not in the response")
-        if isinstance(verdict, Scored):  # it was shown the last tokens alone
-            before = rollout.tokens - _reply(rollout)[0]
-            errors = [(start + before, end + before) for start, end in verdict.errors]
+        if isinstance(verdict, Scored):  # it was shown the last tokens alone, or a parent's, too
+            before = rollout.tokens - shown - shared
+            errors = [
+                (max(0, start + before), end + before)
+                for start, end in verdict.errors
+                if end + before > 0
+            ]
             verdict = msgspec.structs.replace(verdict, errors=errors)
         self.last_activity = self._clock.now()
         prompt_index = self._store.experience.groups[rollout.group].prompt_index
@@ -170,7 +175,9 @@ class Scoring:
         group's."""
         group = self._store.experience.groups[rollout.group]
         if isinstance(verdict, Scored) and group.split == "train" and self._band:
-            penalty = overlong_penalty(rollout.tokens, rollout.max_new_tokens, self._band)
+            shared = rollout.shared_tokens
+            most = shared + rollout.max_new_tokens
+            penalty = overlong_penalty(shared + rollout.tokens, most, self._band)
             verdict = verdict.penalized(penalty)
         if isinstance(verdict, Scored) and not group.comparable(
             verdict

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from asyncrl.actors.coordinator.eligibility import baseline
+from asyncrl.algorithms.advantages.by_root import stretches
 from asyncrl.config import Config
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.episode import failed_tokens, path_counts, turn_tokens
@@ -69,7 +70,7 @@ def of_rollout(group: Group, rollout: Rollout, config: Config) -> list[SequenceT
                 member=None if reward is None else group.scored.index(rollout),
                 strand=strand,
                 share=_share(sequence, rollout.tokens),
-                turns=_turns(rollout, strand),
+                turns=_stretches(group, rollout) or _turns(rollout, strand),
                 path_counts=counts[strand] if counts else (),
             ),
             _without_failed(sequence, rollout, strand, config),
@@ -121,6 +122,19 @@ def _share(sequence: TrainingSequence, tokens: int) -> float:
 def _turns(of: Rollout | ReplayMember, strand: int) -> list[tuple[int, int]]:
     """The turns of a strand and their tokens; none where no agent played."""
     return turn_tokens(of.turns, of.strands[strand]) if of.strands else []
+
+
+def _stretches(group: Group, rollout: Rollout) -> list[tuple[int, int]]:
+    """The stretches of a rollout that has forked, as turns, and their tokens; none of others."""
+    if group.leaves == 1 or not rollout.compared:
+        return []
+    scored = group.scored
+    forked = group.trees(scored)
+    below = forked.below[scored.index(rollout)] if forked is not None else []
+    if not below:
+        return []
+    tokens = [tokens for _, tokens in stretches(below)]
+    return [*enumerate([*tokens, rollout.tokens - sum(tokens)])]
 
 
 def _path_counts(of: Rollout | ReplayMember, config: Config) -> list[list[tuple[int, int]]]:

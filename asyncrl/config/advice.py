@@ -69,6 +69,8 @@ def _idle(config: Config) -> Iterator[Advice]:
         "rollout.group_size_max": rollout.sizing == "fixed" and "rollout.sizing is fixed",
         "rollout.prune_after": rollout.prune == "none" and "rollout.prune is none",
         "rollout.prune_share": rollout.prune == "none" and "rollout.prune is none",
+        "rollout.fork_after": rollout.fork == "off" and "rollout.fork is off",
+        "rollout.fork_leaves": rollout.fork == "off" and "rollout.fork is off",
         "model.output_dtype": config.model.dtype == "float32" and "the weights are float32",
         "model.lora.alpha": not config.model.lora.rank and "model.lora.rank is 0",
         "model.lora.targets": not config.model.lora.rank and "model.lora.rank is 0",

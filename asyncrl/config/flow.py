@@ -30,6 +30,11 @@ def max_group_size(config: Config) -> int:
     return rollout.group_size if rollout.sizing == "fixed" else rollout.group_size_max
 
 
+def fork_leaves(config: Config) -> int:
+    """Rollouts that each of the first ones of a group may become; 1 where none forks."""
+    return 1 if config.rollout.fork == "off" else config.rollout.fork_leaves
+
+
 def penalty_band(rollout: RolloutConfig) -> int:
     """Tokens over which the penalty of a long response grows; 0 without a penalty."""
     if rollout.truncated != "penalize":

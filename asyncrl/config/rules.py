@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from asyncrl.config.fields import SECTIONS, lookup
 from asyncrl.config.flow import flow_contradictions
+from asyncrl.config.fork_rules import fork_contradictions
 from asyncrl.config.lending import lending_contradictions
 from asyncrl.config.losses import loss_contradictions
 from asyncrl.config.mix import mix_contradictions
@@ -28,6 +29,7 @@ def contradictions(config: Config) -> Contradictions:
         yield from wrong
         return
     yield from flow_contradictions(config)
+    yield from fork_contradictions(config)
     yield from lending_contradictions(config)
     yield from loss_contradictions(config)
     yield from rank_contradictions(config)

@@ -1,6 +1,6 @@
 """Names that the settings of selection may have: its curricula, sizes of groups, filters, choices
-of members, and rules of pruning and replay. Each is a file in `asyncrl/algorithms/selection/`, or a
-user's own."""
+of members, and rules of pruning, forks and replay. Each is a file in
+`asyncrl/algorithms/selection/`, or a user's own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 
 from asyncrl.algorithms.selection.curriculum import Curriculum
 from asyncrl.algorithms.selection.filters import GroupFilter
+from asyncrl.algorithms.selection.fork import ForkRule
 from asyncrl.algorithms.selection.group_size import Sizing
 from asyncrl.algorithms.selection.growth import GrowingSizing
 from asyncrl.algorithms.selection.keep import KeepRule
@@ -60,6 +61,11 @@ REPLAYS: Registry[type[ReplayRule]] = Registry(
     "replay", in_folder(FOLDER, ReplayRule), _with("choose", "candidates, count")
 )
 """Rules that `train.replay` may name: which groups are trained once more."""
+
+FORKS: Registry[type[ForkRule]] = Registry(
+    "fork rule", in_folder(FOLDER, ForkRule), _with("forks", "point")
+)
+"""Rules that `rollout.fork` may name: where a rollout forks while it is generated."""
 
 PRUNES: Registry[type[PruneRule]] = Registry(
     "prune rule", in_folder(FOLDER, PruneRule), _with("ends", "group")

@@ -27,7 +27,8 @@ class Admitted(Event, frozen=True):
     `sampled`, or greedy. With `played` its rollouts are episodes of an agent, each of at most
     `max_new_tokens` sampled tokens in total. A group with `most` over `size` may grow to that
     (`Grown`). At most `imports` foreign answers of `source` join it (`Imported`). `images` are the
-    hashes (sha256) of those that its placeholders stand for.
+    hashes (sha256) of those that its placeholders stand for. Each of its rollouts is a root, which
+    may become `leaves` rollouts (`Forked`).
 
     Example: `Admitted(3, 24, 8, "train", 17, ids, 512)`: the prompt at 17 became group 3, with
     rollouts 24 to 31 of at most 512 tokens each.
@@ -50,6 +51,21 @@ class Admitted(Event, frozen=True):
     imports: int = 0
     source: Source = "own"
     images: tuple[str, ...] = ()
+    leaves: int = 1
+
+
+class Forked(Event, frozen=True):
+    """A rollout forks after the first `at` tokens of its response: a new rollout of its group,
+    numbered `first`, continues these. They were generated once, and stay the parent's: to the fork
+    they are context, as the prompt is. It gets half of the leaves that the parent may still have.
+    With `at` 0 a rollout whose response is complete forks no more.
+
+    Example: rollout 4 has 40 tokens. `Forked(4, 32, 12)` makes rollout 12 of its first 32.
+    """
+
+    rollout: int
+    at: int
+    first: int
 
 
 class Grown(Event, frozen=True):
@@ -349,6 +365,7 @@ class Checkpointed(Event, frozen=True):
 
 AnyEvent = (
     Admitted
+    | Forked
     | Grown
     | Imported
     | Leased

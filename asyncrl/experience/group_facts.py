@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from asyncrl.messages import DrawnMembers, PromptFacts
+from asyncrl.messages import DrawnMembers, ForkedMembers, PromptFacts
 
 
 class GroupFacts(NamedTuple):
@@ -14,7 +14,8 @@ class GroupFacts(NamedTuple):
     its turns (empty where no agent played), their keys (empty where none has one), and the turns
     directly above each (empty where each lies below the one before it). `prompt` is what was known
     of the prompt at the group's admission; `drawn` says with which chances its members go on to
-    their end, where a rule might have ended any (None: nowhere)."""
+    their end, where a rule might have ended any (None: nowhere), and `forked` which tokens they
+    share, where any might have forked (None: nowhere)."""
 
     rewards: list[float]
     parts: list[list[float]]
@@ -24,3 +25,4 @@ class GroupFacts(NamedTuple):
     prompt: PromptFacts = PromptFacts()
     above: Sequence[list[list[int]]] = ()
     drawn: DrawnMembers | None = None
+    forked: ForkedMembers | None = None

@@ -22,11 +22,12 @@ from asyncrl.experience.episode import (
     turn_rewards,
     turns_above,
 )
-from asyncrl.experience.events import Admitted, Grown, Imported
+from asyncrl.experience.events import Admitted, Forked, Grown, Imported
 from asyncrl.experience.group_facts import GroupFacts
 from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.messages import (
     DrawnMembers,
+    ForkedMembers,
     NoVerdict,
     PromptFacts,
     Scored,
@@ -68,6 +69,10 @@ class Rollout(Call):
     rollout has the tokens of its turns, one after another, and `turns` and `strands` give their
     structure; `agent_reward` is the reward by its agent, None without one.
 
+    A *fork* continues the `shared` ids, which are the first tokens of its `parent`; `ids` are its
+    own alone, and spans count from there. A rollout stands for `leaves` of its root's, and `forks`
+    while it may still give some away (`rollout.fork`). `slot` is the place of its draws.
+
     `left_out`: its group was trained without it, because it was not chosen (`train.keep`). A rule
     was asked about its first `looked` tokens last, 0 before, and let it go on with the `chance` of
     all that was said of it; one that it ended is `pruned` (`rollout.prune`).
@@ -89,6 +94,16 @@ class Rollout(Call):
     chance: float = 1.0
     pruned: bool = False
     source: Source = "own"
+    parent: int | None = None
+    shared: bytes = b""
+    leaves: int = 1
+    forks: bool = False
+    slot: int = 0
+
+    @property
+    def shared_tokens(self) -> int:
+        """The tokens of its response that are its parent's."""
+        return len(self.shared) >> 2
 
     @property
     def own(self) -> bool:
@@ -144,7 +159,8 @@ class Group(msgspec.Struct):
     published, 0 before the first. `most` is the number of members to which it may grow; 0 where it
     does not, or has been completed. `imports` is the number of foreign answers of `source` that may
     join it; 0 where none may, or it was said which do. An agent plays its rollouts where it is
-    `played`. `images` are the hashes of its prompt's.
+    `played`. `images` are the hashes of its prompt's. `leaves` are
+    the rollouts that each of its first ones may become by forks.
     """
 
     id: int
@@ -165,6 +181,7 @@ class Group(msgspec.Struct):
     imports: int = 0
     source: Source = "own"
     images: tuple[str, ...] = ()
+    leaves: int = 1
 
     @classmethod
     def of(
@@ -196,12 +213,21 @@ class Group(msgspec.Struct):
             raise ImpossibleEvent(
                 f"group {event.group} for {event.split} cannot have {event.imports} foreign answers"
             )
+        barred = event.split != "train" or event.played or event.most > event.size or event.imports
+        if not 0 < event.leaves <= MEMBERS // event.size or (event.leaves > 1 and barred):
+            raise ImpossibleEvent(
+                f"group {event.group} of {event.size} rollouts for {event.split} cannot fork to "
+                f"{event.leaves} leaves each: it is played, grows, imports, or is too large"
+            )
         members = tuple(
             Rollout(
                 event.first + i,
                 event.group,
                 event.max_new_tokens,
                 episode=Episode() if event.played else None,
+                leaves=event.leaves,
+                forks=event.leaves > 1,
+                slot=i * event.leaves,
             )
             for i in range(event.size)
         )
@@ -224,6 +250,7 @@ class Group(msgspec.Struct):
             event.imports,
             event.source,
             event.images,
+            event.leaves,
         )
 
     def grow(self, event: Grown) -> tuple[Rollout, ...]:
@@ -280,6 +307,42 @@ class Group(msgspec.Struct):
         self.imports = 0
         return more
 
+    def fork(self, event: Forked, parent: Rollout) -> Rollout:
+        """Add the member that a fork of `parent` makes, and return it. Its draws are those of the
+        last places that the parent may use. Raises ImpossibleEvent, and changes nothing, for a
+        place that is not between two tokens that the parent has sampled itself."""
+        start = parent.shared_tokens
+        if not start < event.at < start + parent.tokens:
+            raise ImpossibleEvent(
+                f"rollout {parent.id} cannot fork at {event.at}: it has sampled the tokens {start} "
+                f"to {start + parent.tokens - 1} of its response"
+            )
+        own = event.at - start
+        leaves = parent.leaves // 2
+        parent.leaves -= leaves
+        parent.forks = parent.leaves > 1
+        more = Rollout(
+            event.first,
+            self.id,
+            parent.max_new_tokens - own,
+            parent=parent.id,
+            shared=parent.shared + bytes(parent.ids[: 4 * own]),
+            leaves=leaves,
+            forks=leaves > 1,
+            slot=parent.slot + parent.leaves,
+        )
+        self.members += (more,)
+        return more
+
+    def context(self, member: Rollout) -> bytes:
+        """The `int32` ids that a member of one turn continues."""
+        return self.prompt + member.shared
+
+    def draw_of(self, member: Rollout) -> int:
+        """The place of a member's draws among those of its group, from 0. Of forks it follows from
+        where they fork, not from when."""
+        return member.slot if self.leaves > 1 else self.place_of(member.id)
+
     def place_of(self, number: int) -> int:
         """The place of a member among all, from 0. A growth numbers its members anew."""
         return bisect_left(self.members, number, key=lambda member: member.id)
@@ -300,7 +363,7 @@ class Group(msgspec.Struct):
 
     @property
     def _finished(self) -> bool:
-        return all(member.status in FINISHED for member in self.members)
+        return self.settled and all(member.status in FINISHED for member in self.members)
 
     @property
     def undecided(self) -> bool:
@@ -319,6 +382,13 @@ class Group(msgspec.Struct):
         return bool(self.imports) and not self.may_grow and self._finished
 
     @property
+    def settled(self) -> bool:
+        """True if it is said of every member whether it forks."""
+        return self.leaves == 1 or not any(
+            member.forks and member.status not in ENDED for member in self.members
+        )
+
+    @property
     def ended(self) -> bool:
         """True if every member is trained, discarded or buried."""
         return all(member.status in ENDED for member in self.members)
@@ -331,8 +401,9 @@ class Group(msgspec.Struct):
     @property
     def scored(self) -> list[Rollout]:
         """The members with a reward, in order, which a step takes; those that it left out are
-        none of them."""
-        return [member for member in self.members if member.compared]
+        none of them. Those of trees are in the order of their draws."""
+        scored = [member for member in self.members if member.compared]
+        return sorted(scored, key=lambda member: member.slot) if self.leaves > 1 else scored
 
     @property
     def _verdicts(self) -> list[Scored]:
@@ -397,7 +468,26 @@ class Group(msgspec.Struct):
             self.prompt_facts,
             [turns_above(member.turns) for member in members],
             self._drawn(members),
+            self.trees(members),
         )
+
+    def trees(self, members: list[Rollout]) -> ForkedMembers | None:
+        """The trees of these members, where any may have forked."""
+        if self.leaves == 1:
+            return None
+        known = {member.id: member for member in self.members}
+        index = {member.id: number for number, member in enumerate(members)}
+        trees, below = list[int](), [list[tuple[int, int]]() for _ in members]
+        for number, member in enumerate(members):
+            at = member
+            while at.parent is not None:
+                above = known[at.parent]
+                if above.id in index:
+                    own = at.shared_tokens - above.shared_tokens
+                    below[index[above.id]].append((number, own))
+                at = above
+            trees.append(at.slot // self.leaves)
+        return ForkedMembers(trees, [member.leaves for member in members], below)
 
     def _drawn(self, members: list[Rollout]) -> DrawnMembers | None:
         """The chances of these members, where any might have been ended by a draw."""
@@ -430,7 +520,7 @@ class Group(msgspec.Struct):
             )
         return [
             TrainingSequence.single_turn(
-                self.prompt,
+                self.context(member),
                 member.ids,
                 member.behaviour,
                 member.spans,
@@ -445,7 +535,7 @@ class Group(msgspec.Struct):
         strand."""
         if member.strands:
             return path_tokens(member.turns, member.strands)
-        return self.prompt_tokens + member.tokens
+        return self.prompt_tokens + member.shared_tokens + member.tokens
 
     def comparable(self, verdict: Scored) -> bool:
         """True if a verdict has as many parts as the existing ones."""

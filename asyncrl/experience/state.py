@@ -164,6 +164,11 @@ class ExperienceState:
         grow, the one admitted first first."""
         return [self.groups[group] for group in self.work_index.undecided()]
 
+    def unsettled(self) -> list[Rollout]:
+        """Rollouts whose response is complete and of which it must be said whether they fork, by
+        number."""
+        return [self.rollouts[rollout] for rollout in self.work_index.unsettled()]
+
     def importing(self) -> list[Group]:
         """Groups whose members are all judged or buried and of which it must be said which foreign
         answers join them, the one admitted first first."""

@@ -76,5 +76,6 @@ def training_message(
         above={number: list(group.above) for number, group in facts.items() if any(group.above)},
         prompts={number: group.prompt for number, group in facts.items()},
         drawn={number: group.drawn for number, group in facts.items() if group.drawn is not None},
+        forked={n: group.forked for n, group in facts.items() if group.forked is not None},
     )
     return TrainingMessage(message, buffers, trainable)

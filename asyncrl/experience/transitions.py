@@ -65,6 +65,35 @@ def _admitted(state: ExperienceState, event: e.Admitted) -> None:
         state.history.sized(groups=1, rollouts=event.size)
 
 
+def _forked(state: ExperienceState, event: e.Forked) -> None:
+    parent = state.find(
+        event.rollout,
+        RolloutStatus.WAITING,
+        RolloutStatus.LEASED,
+        RolloutStatus.SEALED,
+        RolloutStatus.JUDGED,
+    )
+    group = state.groups[parent.group]
+    if (
+        not parent.forks
+        or event.first != state.next_rollout
+        or (not event.at and not parent.sealed)
+    ):
+        raise ImpossibleEvent(
+            f"rollout {parent.id}, {parent.status.value}, cannot fork to rollout {event.first}, or "
+            f"end its forks: it may not, or the next is {state.next_rollout}"
+        )
+    if event.at:
+        more = group.fork(event, parent)
+        _join(state, group, (more,))
+    else:
+        parent.forks = False
+    if not parent.forks:
+        state.work_index.settle(parent)
+    if not event.at:
+        _member_finished(state, group)
+
+
 def _grown(state: ExperienceState, event: e.Grown) -> None:
     group = state.groups.get(event.group)
     if group is None or not group.undecided:
@@ -271,7 +300,7 @@ def _judged(state: ExperienceState, event: e.Judged) -> None:
     rollout.judged, rollout.verdict = state.judgements, event.verdict
     if isinstance(event.verdict, Scored) and group.split == "train" and rollout.own:
         if event.verdict.exact:
-            state.history.answered(group.prompt_index, rollout.tokens)
+            state.history.answered(group.prompt_index, rollout.shared_tokens + rollout.tokens)
         if rollout.looked:
             state.history.judge(beginning_of(group, rollout, rollout.looked), event.verdict.exact)
     state.work_index.move(group, rollout, RolloutStatus.JUDGED)
@@ -295,10 +324,11 @@ def _taken(state: ExperienceState, event: e.Taken) -> None:
             raise ImpossibleEvent(
                 f"rollout {rollout.id} cannot be trained: it is of an evaluation, or has no reward"
             )
-        if state.groups[rollout.group].may_grow or state.groups[rollout.group].imports:
+        group = state.groups[rollout.group]
+        if group.may_grow or group.imports or not group.settled:
             raise ImpossibleEvent(
-                f"rollout {rollout.id} is of group {rollout.group}, which may grow: nothing of it "
-                "is taken before"
+                f"rollout {rollout.id} is of group {group.id}, which may grow: nothing of it is "
+                "taken before"
             )
         if any(span.version > event.step for span in rollout.spans):
             raise ImpossibleEvent(
@@ -379,7 +409,7 @@ def _discarded(state: ExperienceState, event: e.Discarded) -> None:
         raise ImpossibleEvent(
             f"rollout {rollout.id} is for {group.split}: only its whole group is dropped"
         )
-    if group.may_grow or group.imports:
+    if group.may_grow or group.imports or not group.settled:
         raise ImpossibleEvent(
             f"rollout {rollout.id} is of group {group.id}, which may grow: only the whole group is "
             "dropped"
@@ -526,7 +556,7 @@ def _member_finished(state: ExperienceState, group: Group) -> None:
     """Note that a member was judged or buried, or that a group does not grow. What completes the
     group makes it one visit of its prompt."""
     if group.split == "train" and group.complete:
-        own = group.own_members
+        own = [m for m in group.own_members if m.parent is None]  # forks are no tries of their own
         solved = sum(isinstance(m.verdict, Scored) and m.verdict.exact for m in own)
         facts = group.facts
         equal = len(set(facts.rewards)) < 2
@@ -597,6 +627,7 @@ def _named(reason: str) -> None:
 
 _TRANSITIONS: dict[type, Callable[[ExperienceState, Any], None]] = {
     e.Admitted: _admitted,
+    e.Forked: _forked,
     e.Grown: _grown,
     e.Imported: _imported,
     e.Leased: _leased,

@@ -48,6 +48,7 @@ class WorkIndex(msgspec.Struct):
     _judged: list[tuple[int, int]] = msgspec.field(default_factory=list)
     _undecided: list[int] = msgspec.field(default_factory=list)
     _importing: list[int] = msgspec.field(default_factory=list)
+    _unsettled: list[int] = msgspec.field(default_factory=list)
     # (oldest version, group)
     _complete: dict[Split, list[tuple[int, int]]] = msgspec.field(default_factory=_by_split)
 
@@ -71,6 +72,10 @@ class WorkIndex(msgspec.Struct):
     def undecided(self) -> list[int]:
         """The groups of which a rule must say whether they grow, the oldest first."""
         return [*self._undecided]
+
+    def unsettled(self) -> list[int]:
+        """The sealed rollouts that may fork, by number."""
+        return [*self._unsettled]
 
     def importing(self) -> list[int]:
         """The groups of which it must be said which foreign answers join them, the oldest first."""
@@ -103,6 +108,8 @@ class WorkIndex(msgspec.Struct):
             self._queue(group, call, 1)
             if _on_offer(group, call):
                 insort(self._judged, (call.oldest, call.id))
+        if _unsettled(call):
+            insort(self._unsettled, call.id)
 
     def leave(self, group: Group, call: Call) -> None:
         """Remove a rollout or a call from the list of its status. Its fields determine its position
@@ -123,6 +130,8 @@ class WorkIndex(msgspec.Struct):
             self._queue(group, call, -1)
             if _on_offer(group, call):
                 _remove(self._judged, (call.oldest, call.id))
+        if _unsettled(call):
+            _remove(self._unsettled, call.id)
 
     def move(self, group: Group, call: Call, status: RolloutStatus) -> None:
         """Change the status of a rollout or a call; only this method may."""
@@ -154,6 +163,11 @@ class WorkIndex(msgspec.Struct):
         """Remove an undecided group from the list."""
         _remove(self._undecided, group.id)
 
+    def settle(self, rollout: Rollout) -> None:
+        """Remove a rollout that forks no more from the list, if it is there."""
+        if rollout.status in _COMPLETE:
+            _remove(self._unsettled, rollout.id)
+
     def close_imports(self, group: Group) -> None:
         """Remove an importing group from the list."""
         _remove(self._importing, group.id)
@@ -171,6 +185,14 @@ class WorkIndex(msgspec.Struct):
         if group.split == "train":
             self.queue_items += sign
             self.queue_bytes += sign * (rollout.tokens * TOKEN_BYTES + len(rollout.routing))
+
+
+_COMPLETE = frozenset({RolloutStatus.SEALED, RolloutStatus.JUDGED})
+"""Statuses of rollouts whose response is complete, and that no step has taken."""
+
+
+def _unsettled(call: Call) -> bool:
+    return isinstance(call, Rollout) and call.forks and call.status in _COMPLETE
 
 
 def _on_offer(group: Group, rollout: Rollout) -> bool:

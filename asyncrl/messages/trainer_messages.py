@@ -95,6 +95,20 @@ class DrawnMembers(Part, frozen=True):
     chances: list[float]
 
 
+class ForkedMembers(Part, frozen=True):
+    """Trees of the members of a group that have a reward (`rollout.fork`), in the order of their
+    rewards: the number of each one's tree, the leaves that it stands for, and which others continue
+    tokens of it: their indexes, and how many of its own sampled tokens each has.
+
+    Example: member 1 is of a tree of its own, and member 2 continues the first 8 tokens that member
+    0 has sampled: `ForkedMembers([0, 1, 0], [1, 2, 1], [[(2, 8)], [], []])`.
+    """
+
+    trees: list[int]
+    leaves: list[int]
+    below: list[list[tuple[int, int]]]
+
+
 class MicroBatch(Message, frozen=True):
     """Coordinator to trainer: train on these now; `rewards` has the rewards of all members with a
     verdict, for every group named, or, where advantages are relative to the batch, for every group
@@ -102,11 +116,12 @@ class MicroBatch(Message, frozen=True):
     sampled tokens, where advantages are relative to the batch, `turns` the rewards of their
     turns, where agents played, `keys` the keys of these, where any has one, and `above` the turns
     directly above each, where an episode has branches. `prompts` has what is known of the prompt of
-    each group named, `drawn` the groups of which a rule might have ended members. Buffer 0: `int32`
-    ids, for each sample its prompt and then its response. Buffer 1: `float32` behaviour
-    log-probabilities of the sampled tokens. Buffer 2: `uint8` mask of the sampled tokens:
-    `TRAINABLE_TOKEN` where the token may enter the loss, else the reason why not. Buffer 3, if
-    there is one: the routing of the sampled tokens, as many bytes for each, 255 where unknown."""
+    each group named, `drawn` the groups of which a rule might have ended members, `forked` those
+    whose members might have forked. Buffer 0: `int32` ids, for each sample its prompt and then its
+    response. Buffer 1: `float32` behaviour log-probabilities of the sampled tokens. Buffer 2:
+    `uint8` mask of the sampled tokens: `TRAINABLE_TOKEN` where the token may enter the loss, else
+    the reason why not. Buffer 3, if there is one: the routing of the sampled tokens, as many bytes
+    for each, 255 where unknown."""
 
     step: int
     index: int
@@ -119,6 +134,7 @@ class MicroBatch(Message, frozen=True):
     prompts: dict[int, PromptFacts] = {}
     above: dict[int, list[list[list[int]]]] = {}
     drawn: dict[int, DrawnMembers] = {}
+    forked: dict[int, ForkedMembers] = {}
 
 
 class ScoreProximal(Message, frozen=True):

@@ -40,6 +40,7 @@ def configured(seed: int) -> Config:
     _vary_sizes(settings, seed)
     _prune(settings, seed)
     _import(settings, seed)
+    _fork(settings, seed)
     return msgspec.convert(settings, Config)
 
 
@@ -446,9 +447,31 @@ def _prune(settings: Settings, seed: int) -> None:
             and draw.random() < 0.5
         ):
             rollout |= {"prune_weight": "inverse", "filter": "none"}
-            train |= {"advantage": "rloo", "keep": "all"}
+            train |= {"advantage": "rloo", "keep": "all", "keep_members": 0}
         rollout["group_size"] += rollout["group_size"] == rollout["k_min"]
         rollout["group_size_max"] = max(rollout["group_size_max"], rollout["group_size"])
+
+
+def _fork(settings: Settings, seed: int) -> None:
+    """Have half of the runs that may do so have rollouts that fork."""
+    draw, rollout, train = random.Random(f"tree/{seed}"), settings["rollout"], settings["train"]
+    may = train["unit"] == "group" and "foreign" not in settings and "prune" not in rollout
+    may = may and rollout["sizing"] == "fixed" and rollout["truncated"] != "mask"
+    may = may and settings["staleness"]["finish_on"] == "mixed" and not train["replay_groups"]
+    may = may and train.get("keep", "all") == "all" and rollout["max_new_tokens"] > 4
+    # such a run, as it is without forks, is the only one that shows one of the planted bugs
+    may = may and (rollout["mode"], rollout["filter"]) != ("batch", "zero_variance")
+    if draw.random() < 0.5 and may:
+        leaves = draw.choice((2, 2, 3, 4))
+        rollout |= {
+            "fork": draw.choice(("depths", "surprise")),
+            "fork_after": draw.choice((1, 2, 2, 3)),
+            "fork_leaves": leaves,
+            "group_size": leaves * draw.choice((2, 2, 3)),
+            "k_min": min(2, rollout["k_min"]),
+        }
+        rollout["group_size_max"] = max(rollout["group_size_max"], rollout["group_size"])
+        train["advantage"] = "rloo"
 
 
 def _import(settings: Settings, seed: int) -> None:
@@ -493,6 +516,7 @@ def drawn(seed: int) -> Shape:
     _vary_sizes(draft.settings, seed)
     _prune(draft.settings, seed)
     _import(draft.settings, seed)
+    _fork(draft.settings, seed)
     rollout = draft.settings["rollout"]  # a theme may have made responses shorter than the band
     rollout["overlong_band"] = min(rollout.get("overlong_band", 0), rollout["max_new_tokens"])
     config = msgspec.convert(draft.settings, Config)

@@ -234,6 +234,9 @@ def work_seen(events: Iterator[tuple[int, AnyEvent]], begin: int, end: int) -> W
                 seen.size = event.size
                 if seen.judged and begin <= version < end:
                     alike.append([*Counter(seen.rewards).values()])
+            case e.Forked(at=at) if at and event.rollout in group_of:
+                tokens[event.first], group_of[event.first] = 0, group_of[event.rollout]
+                group_of[event.rollout].size += 1
             case e.Extended() if event.rollout in tokens:
                 tokens[event.rollout] += len(event.ids) // 4
             case e.Sealed() if tokens.get(event.rollout):

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from asyncrl.algorithms.advantage_tensors import sample_weights, token_values
 from asyncrl.algorithms.advantages import Advantage, RewardedSamples
 from asyncrl.algorithms.advantages.by_chance import ByChance
+from asyncrl.algorithms.advantages.by_root import ByRoot
 from asyncrl.algorithms.advantages.group_weight import GroupWeight
 from asyncrl.algorithms.ratios import log_ratio, ratio
 from asyncrl.config.schema import TrainConfig
@@ -67,9 +68,14 @@ def token_advantages(
         batch.prompts,
         batch.above,
         batch.drawn,
+        batch.forked,
     )
+    if batch.drawn:
+        advantage = ByChance(advantage)
+    if batch.forked:
+        advantage = ByRoot(advantage)
     with blamed("advantage", train.advantage):
-        found = token_values(ByChance(advantage) if batch.drawn else advantage, given)
+        found = token_values(advantage, given)
     with blamed("group weight", train.group_weight):
         weights = sample_weights(weight, given)
     return found.value * weights[tensors.sample_index], found.trainable, weights

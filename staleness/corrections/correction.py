@@ -45,7 +45,7 @@ class Correction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     far from the behaviour policy, whatever the ratio is, so that an objective without a bound may
     stand on it. `whole_step`: it compares tokens of different rollouts, so it is given all those
     that are updated with together. `by_design`: what it leaves out is no sign of a fault, and
-    raises no alarm.
+    raises no alarm. `by_rollout`: it judges a rollout by all of its tokens together.
 
     >>> from asyncrl.staleness.corrections import IcePop
     >>> IcePop(hi=2.0).kind, IcePop.rejects, sorted(IcePop.reads)
@@ -65,6 +65,7 @@ class Correction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     trust_region: ClassVar[bool] = False
     whole_step: ClassVar[bool] = False
     by_design: ClassVar[bool] = False
+    by_rollout: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

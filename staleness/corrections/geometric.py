@@ -34,6 +34,7 @@ class GeometricTis(Correction, frozen=True):
 
     kind: ClassVar[str] = "geometric_tis"
     reads: ClassVar[frozenset[str]] = frozenset({"mismatch"})
+    by_rollout: ClassVar[bool] = True
     weighs_by_ratio: ClassVar[bool] = True
     rejects: ClassVar[bool] = False
     band: ClassVar[bool] = True
@@ -61,6 +62,7 @@ class GeometricMask(Correction, frozen=True):
 
     kind: ClassVar[str] = "geometric_mask"
     reads: ClassVar[frozenset[str]] = frozenset({"mismatch"})
+    by_rollout: ClassVar[bool] = True
     band: ClassVar[bool] = True
 
     lo: Annotated[

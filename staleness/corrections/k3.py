@@ -27,6 +27,7 @@ class K3(Correction, frozen=True):
 
     kind: ClassVar[str] = "k3"
     reads: ClassVar[frozenset[str]] = frozenset({"mismatch"})
+    by_rollout: ClassVar[bool] = True
     bounds_ratio: ClassVar[bool] = True
 
     hi: Annotated[

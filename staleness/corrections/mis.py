@@ -30,6 +30,7 @@ class Mis(Correction, frozen=True):
 
     kind: ClassVar[str] = "mis"
     reads: ClassVar[frozenset[str]] = frozenset({"mismatch"})
+    by_rollout: ClassVar[bool] = True
     weighs_by_ratio: ClassVar[bool] = True
     band: ClassVar[bool] = True
     bounds_ratio: ClassVar[bool] = True

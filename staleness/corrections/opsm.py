@@ -26,6 +26,7 @@ class Opsm(Correction, frozen=True):
 
     kind: ClassVar[str] = "opsm"
     reads: ClassVar[frozenset[str]] = frozenset({"current", "behaviour", "advantage"})
+    by_rollout: ClassVar[bool] = True
 
     hi: Annotated[
         float,

@@ -27,6 +27,7 @@ class SequenceTis(Correction, frozen=True):
 
     kind: ClassVar[str] = "sequence_tis"
     reads: ClassVar[frozenset[str]] = frozenset({"mismatch"})
+    by_rollout: ClassVar[bool] = True
     weighs_by_ratio: ClassVar[bool] = True
     rejects: ClassVar[bool] = False
 

@@ -26,6 +26,7 @@ from asyncrl.algorithms.advantage_tensors import sample_weights
 from asyncrl.algorithms.advantages import Advantage, MinVariance, RewardedSamples, Rloo
 from asyncrl.algorithms.advantages.baseline import Prior, shrunk
 from asyncrl.algorithms.advantages.by_chance import ByChance
+from asyncrl.algorithms.advantages.by_root import by_stretch
 from asyncrl.algorithms.advantages.group_mean import GroupMean
 from asyncrl.algorithms.loss_mean import mean_weights
 from asyncrl.algorithms.objectives import ClipBounds, token_loss
@@ -41,7 +42,7 @@ from asyncrl.algorithms.selection.replay import Candidate, MostVariance
 from asyncrl.algorithms.tokens import Tokens
 from asyncrl.config.loss_names import ADVANTAGES, CORRECTIONS, GROUP_WEIGHTS, OBJECTIVES
 from asyncrl.config.selection_names import PRUNES, SIZINGS, grows
-from asyncrl.messages import DrawnMembers, PromptFacts, Sample
+from asyncrl.messages import DrawnMembers, ForkedMembers, PromptFacts, Sample
 from asyncrl.staleness.corrections import Correction, apply_corrections
 
 Gradient = NDArray[np.float64]
@@ -488,6 +489,69 @@ def of_pruning(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) ->
     return np.asarray(total.ravel() / trained)
 
 
+class ForkedTree(NamedTuple):
+    """A root whose first choice is `first`, with the second choice of each of its leaves, and what
+    each counts for."""
+
+    first: int
+    second: tuple[int, ...]
+    leaves: tuple[int, ...]
+
+
+def grown_trees(kind: str) -> Iterator[tuple[float, ForkedTree]]:
+    """Each tree that there can be, with its chance: it forks between the two choices, or not."""
+    for a, b in PATHS:
+        chance = POLICY.chance(a, b)
+        if kind.startswith("surprise"):
+            forks = a != int(POLICY.first.argmax())
+        else:
+            forks = kind != "seen" or b != int(POLICY.second[a].argmax())
+        if not forks:
+            yield chance, ForkedTree(a, (b,), (2 if kind != "surprise, counted" else 1,))
+        for other in range(3) if forks else ():
+            yield chance * float(POLICY.second[a][other]), ForkedTree(a, (b, other), (1, 1))
+
+
+def of_forks(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) -> Gradient:
+    """Groups of two trees of up to two leaves, divided by the four leaves that these may have."""
+    total = np.zeros((len(rewards), 8))
+    for prompt, each in enumerate(rewards):
+        for pair in product(grown_trees(kind), repeat=2):
+            chance, trees = math.prod(p for p, _ in pair), [tree for _, tree in pair]
+            earned = [[each[tree.first, b] for b in tree.second] for tree in trees]
+            table = iter(_of_trees(kind, trees, earned))
+            for tree in trees:
+                for number, b in enumerate(tree.second):
+                    before, after = POLICY.scores(tree.first, b)
+                    value = next(table)
+                    total[prompt] += chance * value[-1] * after
+                    if number == 0:
+                        total[prompt] += chance * value[0] * before
+    return total.ravel() / MEMBERS
+
+
+def _of_trees(
+    kind: str, trees: Sequence[ForkedTree], earned: Sequence[Sequence[float]]
+) -> Sequence[Sequence[float]]:
+    """The values of each leaf's stretches: the first of a tree has the shared one, too."""
+    flat = [reward for of_tree in earned for reward in of_tree]
+    numbers = [n for n, tree in enumerate(trees) for _ in tree.second]
+    if kind == "by depth":
+        shared = ADVANTAGES.find("grpo")().of_group([math.fsum(r) / len(r) for r in earned])
+        own = ADVANTAGES.find("grpo")().of_group(flat)
+    elif kind == "all leaves":
+        own = Rloo().of_group(flat)
+        shared = [math.fsum(v for v, n in zip(own, numbers, strict=True) if n == m) for m in (0, 1)]
+    else:
+        below = [
+            [(at + 1, 1)] if at + 1 < len(numbers) and numbers[at - 1 : at] != [n] == [m] else []
+            for at, (n, m) in enumerate(zip(numbers, [*numbers[1:], -1], strict=True))
+        ]
+        leaves = [count for tree in trees for count in tree.leaves]
+        return by_stretch(0, flat, ForkedMembers(numbers, leaves, below))
+    return [[shared[n], v] for n, v in zip(numbers, own, strict=True)]
+
+
 KINDS: dict[str, Callable[[str, Sequence[Mapping[tuple[int, int], float]]], Gradient]] = {
     "advantage": of_advantage,
     "group_weight": of_weight,
@@ -495,6 +559,7 @@ KINDS: dict[str, Callable[[str, Sequence[Mapping[tuple[int, int], float]]], Grad
     "sizing": of_sizing,
     "growth": of_growth,
     "pruning": of_pruning,
+    "forks": of_forks,
     "replay": of_replay,
     "tokens": of_token_choice,
     "older": of_older,

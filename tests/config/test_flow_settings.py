@@ -12,6 +12,7 @@ from without_rules import without_rules
 from asyncrl.config import Config
 from asyncrl.config.rules import contradictions
 from asyncrl.staleness.admission import AdmissionSettings, LiveGroups
+from asyncrl.staleness.corrections import SequenceTis
 
 
 def worst_lag(depth: int, batch: int, overprovision: float, window: int) -> int:
@@ -29,6 +30,56 @@ def refused(**sections: dict[str, object]) -> list[tuple[tuple[str, ...], str]]:
 ALONE: dict[str, object] = {"unit": "rollout", "advantage": "first_k"}
 
 PRUNED = {"prune": "unlikely", "prune_after": 8, "prune_weight": "inverse", "filter": "none"}
+
+FORKED = {"fork": "depths", "fork_after": 8, "fork_leaves": 4}
+
+NO_FORKS: list[tuple[str, str, object]] = [
+    ("agent", "run", "a.py:b"),
+    ("foreign", "source", "file"),
+    ("share", "path", "groups"),
+    ("rollout", "sizing", "dars"),
+    ("train", "replay_groups", 1),
+    ("train", "router_replay", True),
+    ("staleness", "finish_on", "own"),
+    ("train", "advantage", "grpo"),
+    ("train", "credit", "to_go"),
+    ("train", "unit", "rollout"),
+    ("train", "keep", "top"),
+    ("rollout", "prune", "balance"),
+    ("rollout", "truncated", "mask"),
+    ("train", "group_weight", "mean"),
+    ("train", "loss_mean", "rollout"),
+    ("train", "objective", "topr"),
+    ("reference", "coefficient", 0.1),
+    ("teacher", "coefficient", 0.1),
+    ("rollout", "k_min", 3),
+    ("rollout", "group_size", 4),
+    ("rollout", "group_size", 10),
+    ("rollout", "fork_after", 32),
+]
+"""Settings with which no rollout may fork."""
+
+
+@pytest.mark.parametrize(("table", "name", "value"), NO_FORKS)
+def test_what_would_bias_a_tree_or_knows_of_none_is_refused(
+    table: str, name: str, value: object
+) -> None:
+    plain: dict[str, dict[str, object]] = {"rollout": FORKED, "train": {"advantage": "rloo"}}
+    assert not [keys for keys, _ in refused(**plain) if "rollout.fork" in " ".join(keys)]
+    found = refused(**plain | {table: plain.get(table, {}) | {name: value}})
+    key = "advantage" if name == "credit" else name
+    of_forks = [keys for keys, _ in found if any(".fork" in other for other in keys)]
+    assert any(f"{table}.{key}" in keys for keys in of_forks), found
+
+
+def test_a_correction_by_rollout_is_refused_where_rollouts_fork() -> None:
+    with without_rules():
+        plain: dict[str, object] = {"rollout": FORKED, "train": {"advantage": "rloo"}}
+        config = msgspec.convert(plain, Config)
+        staleness = msgspec.structs.replace(config.staleness, correction=[SequenceTis(hi=2.0)])
+        config = msgspec.structs.replace(config, staleness=staleness)
+    (found,) = [why for keys, why in contradictions(config) if "rollout.fork" in keys]
+    assert found.startswith("sequence_tis judges a rollout by all of its tokens")
 
 
 @pytest.mark.parametrize(

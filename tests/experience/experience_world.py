@@ -41,6 +41,7 @@ any_event: st.SearchStrategy[e.AnyEvent] = st.one_of(
         small,
         st.none() | small,
     ),
+    st.builds(e.Forked, small, st.integers(-1, 4), small),
     st.builds(e.Grown, small, small, small),
     st.builds(
         e.Imported,
@@ -138,6 +139,7 @@ class Account:
         self.trained: list[tuple[int, e.Trained]] = []
         self.late = 0
         self.foreign: set[int] = set()
+        self.shared: dict[int, bytes] = {}
         self.discarded_tokens: Counter[str] = Counter()
         for event in events:
             self._take_in(event)
@@ -148,6 +150,12 @@ class Account:
                 self.groups[event.group] = list(range(event.first, event.first + event.size))
                 for rollout in self.groups[event.group]:
                     self.tokens[rollout], self.fates[rollout] = [], []
+            case e.Forked() if event.at:
+                parent = event.rollout
+                ids = self.shared.get(parent, b"") + b"".join(t.id for t in self.tokens[parent])
+                self.shared[event.first] = ids[: 4 * event.at]
+                self.tokens[event.first], self.fates[event.first] = [], []
+                next(of for of in self.groups.values() if parent in of).append(event.first)
             case e.Grown():
                 members = self.groups[event.group]
                 more = [event.first + n for n in range(event.size - len(members))]
@@ -311,9 +319,12 @@ class World(RuleBasedStateMachine):
         return [group for group in self.experience.groups.values() if not group.begun]
 
     def alone(self) -> list[Rollout]:
-        """Judged rollouts of groups that do not grow, and which no foreign answer may join."""
+        """Judged rollouts of groups that neither grow nor fork, and which no foreign answer may
+        join."""
         x = self.experience
+        forking = {rollout.group for rollout in x.rollouts.values() if rollout.forks}
         waits = {group.id for group in x.groups.values() if group.may_grow or group.imports}
+        waits |= forking
         return [rollout for rollout in x.judged() if rollout.group not in waits]
 
     def on_offer(self) -> list[Rollout]:
@@ -325,8 +336,11 @@ class World(RuleBasedStateMachine):
         split=st.sampled_from(["train", "train", "evaluation"]),
         more=st.integers(0, 2),
         imports=st.integers(0, 2),
+        leaves=st.integers(1, 4),
     )
-    def admit(self, size: int, budget: int, split: str, more: int = 0, imports: int = 0) -> None:
+    def admit(
+        self, size: int, budget: int, split: str, more: int = 0, imports: int = 0, leaves: int = 1
+    ) -> None:
         x = self.experience
         pin = x.version if split == "evaluation" else None
         self.apply(
@@ -341,8 +355,23 @@ class World(RuleBasedStateMachine):
                 pin,
                 most=size + more if split == "train" else 0,
                 imports=imports if split == "train" else 0,
+                leaves=1 if more or imports or split != "train" else leaves,
             )
         )
+
+    def forking(self) -> list[Rollout]:
+        """Rollouts that may fork here and now, or are complete, and may say that they do not."""
+        live = (rollout for rollout in self.experience.rollouts.values() if rollout.forks)
+        return [rollout for rollout in live if rollout.tokens > 1 or rollout.sealed]
+
+    @precondition(lambda self: self.forking())
+    @rule(index=st.integers(0, 99), at=st.integers(0, 9))
+    def fork(self, index: int, at: int) -> None:
+        rollout = pick(self.forking(), index)
+        own = at % rollout.tokens if rollout.tokens > 1 else 0
+        at = rollout.shared_tokens + own if own else 0
+        if at or rollout.sealed:
+            self.apply(e.Forked(rollout.id, at, self.experience.next_rollout))
 
     @precondition(lambda self: self.experience.undecided())
     @rule(more=st.integers(0, 2))
@@ -773,9 +802,10 @@ class World(RuleBasedStateMachine):
                     lambda how=how: (
                         self.admit_played(1 + how % 3, 6, "train", how % 2)
                         if how % 5 < 2
-                        else self.admit(1 + how % 3, 6, "train", how % 2, how % 3)
+                        else self.admit(1 + how % 3, 6, "train", how % 2, how % 3, 1 + how % 4)
                     ),
                 ),
+                (bool(self.forking()), lambda how=how: self.fork(how, how % 5)),
                 (bool(self.experience.undecided()), lambda how=how: self.grow(how % 3)),
                 (
                     bool(self.experience.importing()),

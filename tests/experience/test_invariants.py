@@ -114,6 +114,12 @@ class ParallelArrays(World):
                 len(rollout.ids) == len(rollout.behaviour) == 4 * rollout.tokens == 4 * len(tokens)
             )
             assert rollout.ids == b"".join(token.id for token in tokens)
+            if isinstance(rollout, Rollout):
+                group, shared = self.experience.groups[rollout.group], rollout.shared
+                assert shared == account.shared.get(rollout.id, b"")
+                (sequence,) = group.sequences(rollout) if not rollout.strands else [None]
+                assert sequence is None or sequence.ids == group.prompt + shared + rollout.ids
+                assert sequence is None or sequence.trained == rollout.tokens
             assert rollout.behaviour == b"".join(token.behaviour for token in tokens)
             assert [
                 span.version for span in rollout.spans for _ in range(span.start, span.end)
@@ -201,6 +207,12 @@ class Views(World):
         leader = {group.id: group.members[0].id for group in x.groups.values()}
         for group in x.groups.values():
             assert [group.place_of(m.id) for m in group.members] == [*range(len(group.members))]
+            slots = {group.draw_of(member) for member in group.members}
+            assert len(slots) == len(group.members)
+        done = (RolloutStatus.SEALED, RolloutStatus.JUDGED)
+        forking = [r for r in x.rollouts.values() if r.forks and r.status in done]
+        assert x.unsettled() == sorted(forking, key=lambda rollout: rollout.id)
+        assert not {r.group for r in forking} & {group.id for group in x.ready()}
         for split in ("train", "evaluation"):
             groups = [group for group in x.groups.values() if group.split == split]
             rollouts = [

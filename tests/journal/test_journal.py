@@ -108,6 +108,10 @@ def everything() -> list[e.AnyEvent]:
         e.Sealed(11, 1, "stop"),
         e.Judged(11, Scored(0.0)),
         e.Imported(6, 12, [ForeignAnswer("file", "line 3", 1, ids, ids)]),
+        e.Admitted(7, 13, 1, "train", 6, bytes(8), 4, leaves=2),
+        e.Leased(13, "rollout-1", 1),
+        e.Extended(13, 1, 1, 0, ids, ids),
+        e.Forked(13, 2, 14),
     ]
 
 

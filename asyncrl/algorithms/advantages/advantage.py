@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from asyncrl.algorithms.tensors import Tensor
-from asyncrl.messages import DrawnMembers, PromptFacts, Sample
+from asyncrl.messages import DrawnMembers, ForkedMembers, PromptFacts, Sample
 
 Rewards = Mapping[int, Sequence[float]]
 """Group → the rewards of all its members with a verdict, in the order of `Sample.member`."""
@@ -36,6 +36,9 @@ Prompts = Mapping[int, PromptFacts]
 """Group → what was known of its prompt when the group was admitted."""
 Drawn = Mapping[int, DrawnMembers]
 """Group → the chances of those members, for groups of which a rule might have ended any."""
+
+Forks = Mapping[int, ForkedMembers]
+"""Group → the trees of those members, for groups of which any might have forked."""
 
 Value = float | Sequence[float] | None
 """Advantage of a rollout: one number, or one for each turn of its episode; None where it is not
@@ -76,7 +79,8 @@ class RewardedSamples(NamedTuple):
     relative to the whole step, and then `lengths` has them too. `gradients` is None for an
     advantage that needs none. `turns` has the groups that agents played, `keys` those of them whose
     turns have keys, `above` those of which an episode has branches, and `drawn` those of which a
-    rule might have ended members by a draw that weighs (`rollout.prune_weight`).
+    rule might have ended members by a draw that weighs (`rollout.prune_weight`), `forked` those of
+    which members might have forked.
 
     >>> given = RewardedSamples([], {4: [1.0, 0.0]}, {})
     >>> given.rewards[4], given.gradients
@@ -93,6 +97,7 @@ class RewardedSamples(NamedTuple):
     prompts: Prompts = MappingProxyType({})
     above: Above = MappingProxyType({})
     drawn: Drawn = MappingProxyType({})
+    forked: Forks = MappingProxyType({})
 
 
 class Advantage(ABC):

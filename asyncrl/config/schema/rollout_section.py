@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from asyncrl.config.schema.section import BASIC, Contradictions, Section
-from asyncrl.config.selection_names import FILTERS, PRUNES, SIZINGS
+from asyncrl.config.selection_names import FILTERS, FORKS, PRUNES, SIZINGS
 
 if TYPE_CHECKING:
     from asyncrl.config.schema.run_toml import Config
@@ -135,6 +135,30 @@ class RolloutConfig(Section, frozen=True):
             )
         ),
     ] = "none"
+    fork: Annotated[
+        str,
+        FORKS.named,
+        Meta(
+            description=(
+                "rollouts that fork while they are generated, so that what branches share is "
+                "generated once: off, at depths, or where the last tokens were surprising"
+            )
+        ),
+    ] = "off"
+    fork_after: Annotated[
+        int, Meta(ge=1, description="tokens of a response at each of which it may fork")
+    ] = 64
+    fork_leaves: Annotated[
+        int,
+        Meta(
+            ge=2,
+            le=2**16,
+            description=(
+                "rollouts that each of the first ones may become: a group begins with group_size / "
+                "fork_leaves"
+            ),
+        ),
+    ] = 2
     mode: Annotated[
         Literal["in_flight", "batch"],
         Meta(

@@ -73,6 +73,7 @@ class _Part:
         self._found = list[tuple[int, int, SeenRollout]]()
         # members that groups have grown by, whose group begins before
         self._grown = dict[int, list[int]]()
+        self._forks = dict[int, list[int]]()  # of each rollout
 
     @property
     def settled(self) -> bool:
@@ -98,9 +99,14 @@ class _Part:
                     if size <= len(self._events)
                     else [n for n in known if first <= n < first + size]
                 )
-                own = [("group", group), *_rollouts([*members, *self._grown.pop(group, ())])]
+                members = self._forked([*members, *self._grown.pop(group, ())])
+                own = [("group", group), *_rollouts(members)]
                 if (events := self._of(own)) is not None:
                     self._fold(_admitted(event), [(number, event), *events])
+            case e.Forked(rollout, at, first):
+                if at:
+                    self._forks.setdefault(rollout, []).append(first)
+                self._note(("rollout", rollout), number, event)
             case e.Grown(group, _, first):
                 placed = {n for more in self._grown.values() for n in more}
                 self._grown.setdefault(group, []).extend(
@@ -149,6 +155,7 @@ class _Part:
         for group in groups:
             calls = [call.id for m in group.members if m.episode for call in m.episode.calls]
             members = [*(m.id for m in group.members), *self._grown.pop(group.id, ())]
+            members = self._forked(members)
             own = [("group", group.id), *_rollouts([*members, *calls])]
             live |= {member.id for member in group.members if member.status not in ENDED}
             if (events := self._of(own)) is not None:
@@ -158,6 +165,14 @@ class _Part:
                 f"{kind} {number} ended by event {event}, and it was never admitted"
             )
         return live
+
+    def _forked(self, members: Iterable[int]) -> list[int]:
+        """These members of a group, and all that are forks of them."""
+        found, left = list[int](), [*members]
+        while left:
+            found.append(left.pop())
+            left += self._forks.pop(found[-1], ())
+        return found
 
     def _note(self, owner: Owner, number: int, event: e.AnyEvent, *, ends: bool = False) -> None:
         self._events.setdefault(owner, []).append((number, event))
@@ -179,7 +194,7 @@ class _Part:
         for number, event in events:
             if isinstance(event, e.Called):
                 experience.next_rollout = event.call  # others made those between
-            if isinstance(event, e.Grown | e.Imported):
+            if isinstance(event, e.Grown | e.Imported | e.Forked):
                 experience.next_rollout = event.first
             if isinstance(
                 event, e.Imported

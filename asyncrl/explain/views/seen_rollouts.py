@@ -123,7 +123,7 @@ def seen(group: Group, rollout: Rollout, status: str, reason: str) -> SeenRollou
         step=rollout.step,
         turns=turns,
         spans=spans,
-        prompt=group.prompt,
+        prompt=group.context(rollout),
         ids=ids,
         behaviour=behaviour,
         images=[*group.images],

@@ -16,7 +16,7 @@ answer, or cannot fork safely (it has a second thread, or a file open that it sh
 time alone: actors are then spawned.
 
 One frame is one message of a SOCK_SEQPACKET socket. The server sends `Ready` once, and then answers
-each `ForkRequest` with `Forked` or `Refused`.
+each `ForkRequest` with `ForkedChild` or `Refused`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _PID = struct.Struct("<i")
 _GO = b"!"
 
-T = TypeVar("T", "Ready", "Forked")
+T = TypeVar("T", "Ready", "ForkedChild")
 
 
 class ForkRequest(msgspec.Struct, frozen=True, tag=True):
@@ -80,7 +80,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """Everything is imported."""
 
 
-class Forked(msgspec.Struct, frozen=True, tag=True):
+class ForkedChild(msgspec.Struct, frozen=True, tag=True):
     """The actor is the launcher's child."""
 
 
@@ -134,7 +134,7 @@ def serve(control: socket.socket) -> ForkRequest | None:
         control.send(msgspec.msgpack.encode(answer))
 
 
-def _fork(request: ForkRequest, known: set[int]) -> Forked | Refused | None:
+def _fork(request: ForkRequest, known: set[int]) -> ForkedChild | Refused | None:
     """Fork an actor. Returns None in the actor, and in the server the answer to the launcher."""
     mine = os.environ.get(HASH_SEED)
     if (theirs := request.environment.get(HASH_SEED)) != mine:
@@ -153,7 +153,7 @@ def _fork(request: ForkRequest, known: set[int]) -> Forked | Refused | None:
             os._exit(1)
         os._exit(0)
     _, status = os.waitpid(middle, 0)  # from here on the actor is the launcher's
-    return Refused("its child cannot fork") if status else Forked()
+    return Refused("its child cannot fork") if status else ForkedChild()
 
 
 def _become_actor(request: ForkRequest, log: int, go: int) -> None:
@@ -251,7 +251,7 @@ class ForkServer:
                 with theirs:
                     text = msgspec.msgpack.encode(request)
                     socket.send_fds(self._control, [text], [file.fileno(), theirs.fileno()])
-                _answer(self._control.recv(FRAME_BYTES), Forked)
+                _answer(self._control.recv(FRAME_BYTES), ForkedChild)
                 pid = _pid(ours)
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # a child of ours?
             except BaseException:
@@ -334,7 +334,7 @@ def _answer(text: bytes, wanted: type[T]) -> T:
     """Return the server's answer. Raises _ForkRefused, and EOFError if it has ended."""
     if not text:
         raise EOFError
-    answer = msgspec.msgpack.decode(text, type=Ready | Forked | Refused)
+    answer = msgspec.msgpack.decode(text, type=Ready | ForkedChild | Refused)
     if not isinstance(answer, wanted):
         raise _ForkRefused(
             answer.reason if isinstance(answer, Refused) else f"it answered {answer}"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 from asyncrl.experience import events as e
+from asyncrl.simulation.checker import fork_checks as forks
 from asyncrl.simulation.checker import generation_checks as generation
 from asyncrl.simulation.checker import growth_checks as growth
 from asyncrl.simulation.checker import import_checks as imports
@@ -16,6 +17,7 @@ from asyncrl.simulation.checker.reference_episodes import OfEpisode
 
 CHECKS: dict[type, Callable[[CheckedRun, Any], None]] = {
     e.Admitted: generation.admitted,
+    e.Forked: forks.forked,
     e.Grown: growth.grown,
     e.Imported: imports.imported,
     e.Leased: generation.leased,

@@ -14,6 +14,7 @@ from asyncrl.experience import events as e
 from asyncrl.messages import Scored
 from asyncrl.simulation.checker.call_checks import check_lease, check_tokens, check_whole
 from asyncrl.simulation.checker.checked_run import CheckedRun, live_call, live_rollout
+from asyncrl.simulation.checker.fork_checks import check_none_due, check_roots
 from asyncrl.simulation.checker.growth_checks import check_first_size
 from asyncrl.simulation.checker.import_checks import check_imports
 from asyncrl.simulation.checker.prune_checks import check_asked
@@ -75,6 +76,7 @@ def admitted(run: CheckedRun, event: e.Admitted) -> None:
             )
         check_first_size(run, event)
         check_imports(run, event)
+        check_roots(run, event)
         run.hold(
             "generation waits for a redo",
             not run.prescribed,
@@ -138,6 +140,7 @@ def leased(run: CheckedRun, event: e.Leased) -> None:
     seen = live_call(run, event.rollout, event)
     check_lease(run, seen, event)
     check_asked(run, seen)
+    check_none_due(run, seen)
     if isinstance(seen, ReferenceAgentCall) and seen.group.event.split == "train":
         newest = max((max(call.versions) for call in seen.episode.sampled), default=math.inf)
         run.hold(
@@ -231,7 +234,8 @@ def sealed(run: CheckedRun, event: e.Sealed) -> None:
     if seen.episode is not None:
         run.episodes.check(event)
     else:
-        check_whole(run, seen, run.draws(seen), run.config.rollout.max_new_tokens)
+        budget = run.config.rollout.max_new_tokens - len(seen.shared) // 4
+        check_whole(run, seen, run.draws(seen), budget)
 
 
 def requeued(run: CheckedRun, event: e.Requeued) -> None:

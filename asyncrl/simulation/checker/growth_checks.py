@@ -17,6 +17,8 @@ def check_first_size(run: CheckedRun, event: e.Admitted) -> None:
     rollout = run.config.rollout
     most = rollout.group_size if rollout.sizing == "fixed" else rollout.group_size_max
     least = rollout.group_size
+    if rollout.fork != "off":
+        least = most = rollout.group_size // rollout.fork_leaves
     grows = rollout.sizing in GROWING
     run.hold(
         "growth",

@@ -42,7 +42,7 @@ class ReferencePruning:
         """A training rollout has its reward."""
         prompt = seen.group.event.prompt_index
         if right:
-            self.longest[prompt] = max(self.longest.get(prompt, 0), len(seen.versions))
+            self.longest[prompt] = max(self.longest.get(prompt, 0), len(seen.response) // 4)
         if seen.looked:
             self.judged.append((numbers(seen, seen.looked), right))
 

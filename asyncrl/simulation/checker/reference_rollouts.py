@@ -65,11 +65,11 @@ class ReferenceRollout(ReferenceCall):
     sealed; then they are the rollout's own, one turn after another. `given` are
     the tokens of each of its strands that the learner was given, by the value of their mask. `cut`:
     at its budget. A rule was asked about its first `looked` tokens last, and it goes on with this
-    `chance`."""
+    `chance`. A fork continues the `shared` ids; one that forks no more is `closed`."""
 
     __slots__ = (
-        *("chance", "cut", "episode", "given", "looked", "member", "own", "sealed", "step"),
-        "verdict",
+        *("chance", "closed", "cut", "episode", "given", "looked", "member", "own", "sealed"),
+        *("shared", "step", "verdict"),
     )
 
     def __init__(self, id: int, group: ReferenceGroup, member: int) -> None:
@@ -77,6 +77,7 @@ class ReferenceRollout(ReferenceCall):
         self.member = member
         self.sealed = self.cut = False
         self.looked, self.chance, self.own = 0, 1.0, True
+        self.shared, self.closed = b"", False
         self.verdict: Scored | NoVerdict | None = None
         self.step: int | None = None
         self.given: list[Counter[int]] = []
@@ -93,6 +94,21 @@ class ReferenceRollout(ReferenceCall):
         """Sampled tokens that are live."""
         played = self.episode is not None and not self.sealed
         return self.episode.tokens if played and self.episode else len(self.versions)
+
+    @property
+    def open(self) -> bool:
+        """True if it may fork."""
+        return self.group.leaves[self.id] > 1 and not self.closed
+
+    @property
+    def context(self) -> bytes:
+        """The ids that it continues."""
+        return self.group.event.prompt + self.shared
+
+    @property
+    def response(self) -> bytes:
+        """The ids of its response, with those that it shares."""
+        return self.shared + bytes(self.ids)
 
     @property
     def oldest(self) -> int:
@@ -195,12 +211,14 @@ class ReferenceGroup:
     version that was committed last. Of members that a rule ended `pruned` are those of which
     nothing was kept, and `chances` has those with which the others went on. It `may_grow` until it
     has `most` members, or was told that it has all. `imports` foreign answers may still join it,
-    and `foreign` are the members that have."""
+    and `foreign` are the members that have. Of each member `lines` has its ancestors, the root
+    first, and itself, `begins` the place in the response where it begins, `leaves` those that it
+    stands for, and `slots` the place of its draws."""
 
     __slots__ = (
-        *("admitted_version", "chances", "event", "foreign", "imports", "left", "longest"),
-        *("members", "most", "ordinal"),
-        *("place", "posterior", "prior", "pruned", "rewards", "solved", "steps"),
+        *("admitted_version", "begins", "chances", "event", "foreign", "imports", "leaves", "left"),
+        *("lines", "longest", "members", "most", "ordinal"),
+        *("place", "posterior", "prior", "pruned", "rewards", "slots", "solved", "steps"),
     )
 
     def __init__(
@@ -223,6 +241,10 @@ class ReferenceGroup:
         self.left: set[int] = set()
         self.longest, self.pruned = 0, 0
         self.chances: dict[int, float] = {}
+        self.lines = {id: [id] for id in self.members}
+        self.begins = dict.fromkeys(self.members, 0)
+        self.leaves = dict.fromkeys(self.members, event.leaves)
+        self.slots = {id: (id - event.first) * event.leaves for id in self.members}
 
     @property
     def may_grow(self) -> bool:
@@ -234,9 +256,16 @@ class ReferenceGroup:
         return [self.rewards[id] for id in sorted(self.rewards) if id not in self.foreign]
 
     @property
+    def roots(self) -> list[int]:
+        """The members that are no forks."""
+        return [id for id in self.members if len(self.lines[id]) == 1]
+
+    @property
     def compared(self) -> dict[int, float]:
-        """The rewards of the members that are compared: those that were not left out, by number."""
-        return {id: self.rewards[id] for id in sorted(self.rewards) if id not in self.left}
+        """The rewards of the members that are compared: those that were not left out, by number; of
+        trees by the place of their draws."""
+        order = sorted(self.rewards, key=lambda id: (self.slots[id], id))
+        return {id: self.rewards[id] for id in order if id not in self.left}
 
     def others(self, id: int) -> list[float]:
         """The rewards of all members but one, the first judged first."""

@@ -67,9 +67,13 @@ class ReferenceRules:
             before = len(seen.versions) - len(seen.episode.turns[-1].versions)
             errors = [(start + before, end + before) for start, end in given.errors]
             return msgspec.structs.replace(given, errors=errors)
+        before = len(seen.shared) // 4
+        errors = [(max(0, start - before), end - before) for start, end in given.errors]
+        errors = [(start, end) for start, end in errors if end > 0]
+        given = msgspec.structs.replace(given, errors=errors)
         if not self.band or seen.group.event.split != "train":
             return given
-        lost = policy.penalty(len(seen.versions), seen.group.event.max_new_tokens, self.band)
+        lost = policy.penalty(len(seen.response) // 4, seen.group.event.max_new_tokens, self.band)
         parts = [*given.parts, lost] if given.parts else []
         return Scored(given.reward + lost, parts, given.reward, given.errors)
 
@@ -78,7 +82,7 @@ class ReferenceRules:
         asked for nothing; else that of a verifier, on its response or its last turn."""
         prompt_index, episode = seen.group.event.prompt_index, seen.episode
         if episode is None:
-            return self.booked(seen, self.rewards.scored(prompt_index, bytes(seen.ids)))
+            return self.booked(seen, self.rewards.scored(prompt_index, seen.response))
         if not episode.turns:
             return NoVerdict("no turn: the agent asked the model for nothing")
         if None in episode.rewards:
@@ -162,8 +166,8 @@ class ReferenceRules:
             return self.sample_draws(event.prompt, event.prompt_index, seen.member)
         if event.split == "evaluation":
             return policy.draws(event.prompt, 0, 0.0)
-        key = self.first_key(event, seen.group.place) + seen.member
-        return policy.draws(event.prompt, key, rollout.temperature)
+        key = self.first_key(event, seen.group.place) + seen.group.slots[seen.id]
+        return policy.draws(seen.context, key, rollout.temperature)
 
     def first_key(self, event: e.Admitted, place: int) -> int:
         """The key of the first rollout of a group whose prompt has this place."""

@@ -165,7 +165,8 @@ class ReferenceState:
 
     def complete(self, group: ReferenceGroup) -> bool:
         """True if that is so, and no member is added any more."""
-        return self.finished(group) and not (group.may_grow or group.imports)
+        open = group.may_grow or group.imports or any(seen.open for seen in self.members(group))
+        return self.finished(group) and not open
 
     def oldest(self, but: Container[int] = ()) -> ReferenceGroup | None:
         """The training group admitted first of those of which a rollout is live that no step has,
@@ -196,6 +197,8 @@ class ReferenceState:
         match event:
             case e.Admitted():
                 self._admit(event)
+            case e.Forked():
+                touched.extend(self._fork(event))
             case e.Grown():
                 touched.extend(self._grow(event))
             case e.Imported():
@@ -352,6 +355,24 @@ class ReferenceState:
         self._join(group, more)
         return more
 
+    def _fork(self, event: e.Forked) -> list[int]:
+        parent = self.rollouts[event.rollout]
+        group, before = parent.group, len(parent.shared) // 4
+        if not event.at:
+            parent.closed = True
+            self._visited([group])
+            return []
+        id, given = event.first, group.leaves[parent.id] // 2
+        group.leaves[parent.id] -= given
+        group.leaves[id], group.begins[id] = given, event.at
+        group.slots[id] = group.slots[parent.id] + group.leaves[parent.id]
+        group.lines[id] = [*group.lines[parent.id], id]
+        group.members.append(id)
+        seen = self.rollouts[id] = ReferenceRollout(id, group, group.members.index(id))
+        seen.shared = parent.shared + bytes(parent.ids[: 4 * (event.at - before)])
+        self.admitted += 1
+        return [id]
+
     def _import(self, event: e.Imported) -> list[int]:
         group, group_imports = self.groups[event.group], list[int]()
         group.imports = 0
@@ -360,6 +381,7 @@ class ReferenceState:
             group.members.append(id)
             group.foreign.add(id)
             group_imports.append(id)
+            self._stands_alone(group, id)
             seen = self.rollouts[id] = ReferenceRollout(id, group, group.members.index(id))
             tokens = len(answer.ids) // 4
             seen.own, seen.sealed, seen.cut = False, True, answer.finish == "length"
@@ -371,8 +393,16 @@ class ReferenceState:
             self._visited([group])
         return group_imports
 
+    def _stands_alone(self, group: ReferenceGroup, id: int) -> None:
+        """Note that a member is no fork."""
+        group.lines.setdefault(id, [id])
+        group.begins.setdefault(id, 0)
+        group.leaves.setdefault(id, 1)
+        group.slots.setdefault(id, group.members.index(id))
+
     def _join(self, group: ReferenceGroup, ids: Sequence[int]) -> None:
         for id in ids:
+            self._stands_alone(group, id)
             self.rollouts[id] = ReferenceRollout(id, group, group.members.index(id))
         self.admitted += len(ids)
         if group.event.split == "train":
@@ -414,13 +444,15 @@ class ReferenceState:
         for group in groups:
             if group.event.split == "train" and self.complete(group):
                 before = self.visits.get(group.event.prompt_index, ReferenceVisits())
-                rewards = group.own_rewards
+                roots = {*group.roots} - group.foreign
+                rewards = [group.rewards[id] for id in sorted(roots & {*group.rewards})]
                 solved = group.solved - group.foreign
                 if group.event.source == "pool":
                     right = (self.rollouts[id] for id in sorted(solved))
                     if (first := next((seen for seen in right if seen.versions), None)) is not None:
                         self.pool[group.event.prompt_index] = first
-                easy = len(solved) == len(group.members) - len(group.foreign)
+                solved &= roots
+                easy = len(solved) == len(roots)
                 self.signals.append(len({*group.rewards.values()}) > 1)
                 self.visits[group.event.prompt_index] = ReferenceVisits(
                     before.total / 2 + math.fsum(rewards),

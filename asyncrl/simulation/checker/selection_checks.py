@@ -122,9 +122,7 @@ def _fits(run: CheckedRun, units: list[list[ReferenceRollout]], event: e.Taken) 
         return
     if train.advantage in WHOLE_STEP or len(units) == 1 or run.config.agent.run:
         return  # of episodes the micro-batch says it
-    tokens = sum(
-        len(seen.group.event.prompt) // 4 + len(seen.versions) for unit in units for seen in unit
-    )
+    tokens = sum(len(seen.context) // 4 + len(seen.versions) for unit in units for seen in unit)
     run.hold(
         "order",
         tokens <= train.micro_tokens,
@@ -213,6 +211,12 @@ def _may_be_taken(
             group.event.group,
             len(group.members),
             group.most,
+        )
+        run.hold(
+            "forks",
+            not any(seen.open for seen in run.reference.members(group)),
+            "group {} was taken, and some of it may fork",
+            group.event.group,
         )
         run.hold(
             "whole",

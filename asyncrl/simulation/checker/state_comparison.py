@@ -98,6 +98,14 @@ def _rollout(run: CheckedRun, id: int) -> None:
         check_sealed(run, mine.episode, run.store.experience)
     spans = [(span.version, span.start, span.end) for span in theirs.spans]
     same = mine.ids == theirs.ids and mine.behaviour == theirs.behaviour and mine.spans() == spans
+    forks = mine.shared, mine.group.leaves[id], mine.open
+    run.hold(
+        "forks",
+        forks == (theirs.shared, theirs.leaves, theirs.forks),
+        "rollout {} forks otherwise: {}",
+        id,
+        forks,
+    )
     run.hold("parallel", same, "rollout {} is not what was sampled: spans {}", id, spans)
     run.hold(
         "pruning",

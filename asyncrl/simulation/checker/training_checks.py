@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from asyncrl.messages import MicroBatch, Sample
 from asyncrl.simulation import policy
 from asyncrl.simulation.checker.checked_run import CheckedRun
+from asyncrl.simulation.checker.fork_checks import check_tree
 from asyncrl.simulation.checker.reference_rollouts import (
     ReferenceCall,
     ReferenceGroup,
@@ -105,8 +106,8 @@ def _check_response(
     )
     run.hold(
         "parallel",
-        ids == seen.group.event.prompt + seen.ids
-        and 4 * given == len(seen.group.event.prompt)
+        ids == seen.context + seen.ids
+        and 4 * given == len(seen.context)
         and behaviour == bytes(seen.behaviour)
         and spans == seen.spans(),
         "what is trained of rollout {} is not what was sampled",
@@ -197,6 +198,8 @@ def _check_rewards(
     )
     _check_prompt(run, batch, sample, seen)
     _check_chances(run, batch, sample.group, seen.group)
+    if seen.episode is None:
+        check_tree(run, batch, sample, seen)
     if run.config.train.unit == "group":
         scored = [*seen.group.compared.values()]
         run.hold(
