@@ -126,8 +126,11 @@ def _turns(of: Rollout | ReplayMember, strand: int) -> list[tuple[int, int]]:
 
 def _stretches(group: Group, rollout: Rollout) -> list[tuple[int, int]]:
     """The stretches of a rollout that has forked, as turns, and their tokens; none of others."""
-    forked = group.facts.forked if rollout.compared else None
-    below = forked.below[group.scored.index(rollout)] if forked is not None else []
+    if group.leaves == 1 or not rollout.compared:
+        return []
+    scored = group.scored
+    forked = group.trees(scored)
+    below = forked.below[scored.index(rollout)] if forked is not None else []
     if not below:
         return []
     tokens = [tokens for _, tokens in stretches(below)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -166,19 +166,26 @@ def synchronous(
     band: int = 0,
     most: int = 0,
     grown: Callable[[int, Sequence[float], int], int] = lambda size, rewards, solved: size,
+    trees: Callable[[int, bytes, int], Iterable[tuple[bytes, NDArray[np.int32]]]] | None = None,
 ) -> list[int]:
     """The weights of each version where every step trains all groups of the given prompts (their
     indices and ids), sampled under the version it starts from: what a run at lag 0 has to come to,
     whatever happens to it. A rollout's key is its place in the order of the data. Responses of
     `longest` tokens are `masked` or not; over `longest - band` tokens a reward sinks, by 1 at the
     end. A group of so many, with these rewards and so many fully right, has `grown` members then,
-    of `most` keys."""
+    of `most` keys. Where rollouts fork, `trees` are the members of a group by weights, prompt and
+    first key: what each continues, and its own ids."""
     versions, first = [initial(seed)], 0
     for prompts in steps:
         added = 0
         for prompt_index, prompt in prompts:
             rewarded, solved, size = list[float](), 0, group_size
-            while len(rewarded) < size:
+            for context, ids in trees(versions[-1], prompt, first) if trees else ():
+                response = context[len(prompt) :] + ids.tobytes()
+                reward = rewards.scored(prompt_index, response).reward
+                reward += penalty(len(response) // 4, longest, band)
+                added += contribution(context, ids, np.ones(len(ids), np.uint8), reward)
+            while not trees and len(rewarded) < size:
                 whose = draws(prompt, first + len(rewarded), temperature)
                 ids, _ = sampled(versions[-1], whose, 0, length(whose, longest))
                 reward = rewards.scored(prompt_index, ids.tobytes()).reward

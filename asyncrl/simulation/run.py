@@ -20,6 +20,7 @@ from asyncrl.simulation import policy
 from asyncrl.simulation.causes import unexplained
 from asyncrl.simulation.checker.checker import Checker
 from asyncrl.simulation.checker.reference_growth import due_sizes
+from asyncrl.simulation.checker.reference_trees import group_of_trees
 from asyncrl.simulation.fake_learner import loss_of
 from asyncrl.simulation.fake_world import BETWEEN_LIVES_S, FakeWorld
 from asyncrl.simulation.faults import Fault, agents_plan, carry_out, plan
@@ -270,6 +271,7 @@ def _judge(world: FakeWorld, checker: Checker) -> None:
             masked=checker.masks_cut,
             band=checker.band,
             most=0 if rollout.sizing == "fixed" else rollout.group_size_max,
+            trees=None if rollout.fork == "off" else partial(group_of_trees, config),
             grown=lambda size, rewards, solved: max(due_sizes(config, size, rewards, solved, 0.5)),
         )
         made = [checker.lineage[version] for version in range(last + 1)]

@@ -447,7 +447,7 @@ def _prune(settings: Settings, seed: int) -> None:
             and draw.random() < 0.5
         ):
             rollout |= {"prune_weight": "inverse", "filter": "none"}
-            train |= {"advantage": "rloo", "keep": "all"}
+            train |= {"advantage": "rloo", "keep": "all", "keep_members": 0}
         rollout["group_size"] += rollout["group_size"] == rollout["k_min"]
         rollout["group_size_max"] = max(rollout["group_size_max"], rollout["group_size"])
 
@@ -459,6 +459,8 @@ def _fork(settings: Settings, seed: int) -> None:
     may = may and rollout["sizing"] == "fixed" and rollout["truncated"] != "mask"
     may = may and settings["staleness"]["finish_on"] == "mixed" and not train["replay_groups"]
     may = may and train.get("keep", "all") == "all" and rollout["max_new_tokens"] > 4
+    # such a run, as it is without forks, is the only one that shows one of the planted bugs
+    may = may and (rollout["mode"], rollout["filter"]) != ("batch", "zero_variance")
     if draw.random() < 0.5 and may:
         leaves = draw.choice((2, 2, 3, 4))
         rollout |= {

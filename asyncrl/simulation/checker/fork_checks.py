@@ -14,6 +14,7 @@ from asyncrl.simulation.checker.reference_rollouts import (
     ReferenceGroup,
     ReferenceRollout,
 )
+from asyncrl.simulation.checker.reference_trees import forks_after
 
 
 def check_roots(run: CheckedRun, event: e.Admitted) -> None:
@@ -61,7 +62,6 @@ def check_tree(run: CheckedRun, batch: MicroBatch, sample: Sample, seen: Referen
         run.hold("forks", given is None, "group {} has no trees", sample.group)
         return
     trees = [group.lines[id][0] for id in members]
-    own = [len({line[0] for line in group.lines.values() if line[0] == tree}) for tree in trees]
     below = [sorted(_below(group, id, members)) for id in members]
     leaves = [group.leaves[id] for id in members]
     run.hold(
@@ -69,13 +69,12 @@ def check_tree(run: CheckedRun, batch: MicroBatch, sample: Sample, seen: Referen
         given is not None
         and _partition(given.trees) == _partition(trees)
         and (given.leaves, [sorted(row) for row in given.below]) == (leaves, below),
-        "of group {} the learner is told {}, and due is {} {} {} {}",
+        "of group {} the learner is told {}, and due is {} {} {}",
         sample.group,
         given,
         trees,
         leaves,
         below,
-        own,
     )
     ends = sorted({tokens for _, tokens in below[members.index(seen.id)]})
     stretches = [b - a for a, b in zip([0, *ends], [*ends, len(seen.versions)], strict=True)]
@@ -122,8 +121,4 @@ def _due(run: CheckedRun, seen: ReferenceRollout) -> list[int]:
 
 def _forks(run: CheckedRun, seen: ReferenceRollout, tokens: int) -> bool:
     """True if a rollout forks after so many of its own tokens."""
-    if run.config.rollout.fork == "depths":
-        return True
-    logs = np.frombuffer(bytes(seen.behaviour[: 4 * tokens]), np.float32).astype(np.float64)
-    every = run.config.rollout.fork_after
-    return tokens > every and bool(logs[-every:].mean() < logs[:-every].mean())
+    return forks_after(run.config, np.frombuffer(bytes(seen.behaviour[: 4 * tokens]), np.float32))
