@@ -11,6 +11,7 @@ import msgspec
 import trio
 
 from asyncrl.agents.gateway.game_table import GuestSeat
+from asyncrl.explain import summary
 from asyncrl.runtime.ipc.keys import read_private
 from asyncrl.runtime.run_dir import GATEWAY_KEY, GATEWAY_URL, SUMMARY
 
@@ -19,6 +20,16 @@ logger = logging.getLogger(__name__)
 
 class GuestRefused(Exception):
     """A guest cannot be reached, or does not go on with a game."""
+
+
+def is_over(run: Path) -> bool:
+    """True if a run has made its steps, and plays nothing any more. One that was drained, or
+    heals, goes on."""
+    try:
+        told = summary.read(run / SUMMARY)
+    except (OSError, msgspec.DecodeError):
+        return False
+    return told.ok and told.reason != summary.STOPPED_EARLY
 
 
 class Guests(Protocol):
@@ -48,8 +59,8 @@ class GuestGateways:
     async def seek(self, name: str, asked: dict[str, Any]) -> GuestSeat | str | None:
         """As `Guests.seek`."""
         folder = self._run.parent / name
-        if await trio.Path(folder / SUMMARY).exists():
-            return "gone"  # the run is over, and plays nothing any more
+        if await trio.to_thread.run_sync(is_over, folder):
+            return "gone"
         try:
             url = (await trio.Path(folder / GATEWAY_URL).read_text()).strip()
             key = read_private(folder / GATEWAY_KEY, 1024).decode()

@@ -440,11 +440,19 @@ def _game(args: argparse.Namespace, resume: Path | None) -> GameRuns | None:
 def _loaded(args: argparse.Namespace, resume: Path | None) -> Config:
     """The configuration of the command line."""
     from asyncrl import config as configuration
+    from asyncrl.config.errors import ConfigError
+    from asyncrl.config.game import is_game
+    from asyncrl.config.load import settings_in
     from asyncrl.explain.run_files import RunFiles
     from asyncrl.launch.private import refuse_foreign
     from asyncrl.library.kept_code import refuse_kept_code
     from asyncrl.runtime.run_dir import RUN_TOML
 
+    if args.config is not None and is_game(settings_in(args.config)):
+        raise ConfigError(
+            f"{args.config}: this is a game of several runs; `asyncrl train` and `asyncrl check` "
+            "take it, and no other command."
+        )
     if resume:
         refuse_foreign(resume.absolute())  # its run.toml may name modules
         files = RunFiles(resume)  # what is no run is said as by every other command

@@ -21,6 +21,7 @@ from asyncrl.actors.coordinator.peers import LastSeen, Peer
 from asyncrl.actors.coordinator.stepping import Stepping, StepSources
 from asyncrl.config.errors import BAD_INPUT
 from asyncrl.experience.call import ImpossibleEvent
+from asyncrl.explain.summary import STOPPED_EARLY
 from asyncrl.messages import (
     Ask,
     Chunks,
@@ -250,7 +251,7 @@ class Connections:
             case Exited():
                 self._exited(message)
             case Drain():
-                parts.end(True, "stopped early, as asked; continue with --resume")
+                parts.end(True, STOPPED_EARLY)
             case _:
                 raise LinkError(
                     "malformed",

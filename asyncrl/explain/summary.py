@@ -189,6 +189,10 @@ class SlowestVerifier(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+STOPPED_EARLY = "stopped early, as asked; continue with --resume"
+"""The reason of a run that was drained before its last step."""
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of a run. `reason` is one sentence. `training_seconds` count from the first admission
     to the last step. `evaluated` are the figures of the last evaluation's sampled answers, by name

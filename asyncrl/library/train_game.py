@@ -18,6 +18,7 @@ from asyncrl.config import Config, ConfigError, load
 from asyncrl.config.errors import usable
 from asyncrl.config.game import GameRuns, refuse_unlike
 from asyncrl.config.paths import exists, is_file
+from asyncrl.config.plugins import load_named
 from asyncrl.files import read_regular, write_whole
 from asyncrl.launch import preflight
 from asyncrl.launch.game_launcher import PolicyRun, launch_game
@@ -77,9 +78,20 @@ def checked_game(
             configs[name] = checked(
                 config, run if resumes else None, console, None, architecture=architecture
             )
+            if config.game.guests:
+                _refuse_environment(str(config.agent.run))
         except ConfigError as error:
             raise ConfigError(f"policy {name}: {error}") from None
     return configs
+
+
+def _refuse_environment(run: str) -> None:
+    """Check that a game is a function. Raises ConfigError."""
+    if isinstance(load_named(run, "agent"), type):
+        raise ConfigError(
+            f"the game {run!r} is a class, whose steps have one policy; name a function, as in "
+            "async def play(client, episode)."
+        )
 
 
 def resumed_game(folder: Path, sets: Sequence[str], environ: Mapping[str, str]) -> GameRuns | None:

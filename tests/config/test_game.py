@@ -54,6 +54,8 @@ def test_each_policy_has_the_shared_tables_and_its_own(tmp_path: Path) -> None:
     [
         ('run = "./play.py:play"', "", r"\[game\] has no run: name the function"),
         ('run = "./play.py:play"', 'run = ["sh"]', "game.run is .*, and must be a text"),
+        ('run = "./play.py:play"', 'run = "http"', "a game is a function: name one"),
+        ('run = "./play.py:play"', 'run = "guest"', "a run is another's guest by"),
         ('dir = "games"', 'page = "x"', "no setting game.page in a game.toml"),
         ('[[policy]]\nname = "one"\n', "", "two policies or more"),
         ('name = "one"', 'name = "two"', "two policies have one name"),

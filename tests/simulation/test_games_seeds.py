@@ -26,5 +26,10 @@ def test_a_game_ends_well_in_both_runs_or_in_neither(seeds: range) -> None:
     assert sum(report.given_up for report in reports) or len(seeds) < 20
 
 
+@pytest.mark.explore
+def test_a_seek_that_is_left_after_a_drain_is_no_error() -> None:
+    assert not simulate_games(155).violation
+
+
 def test_a_seed_of_games_replays_to_the_last_event() -> None:
     assert simulate_games(4) == simulate_games(4)

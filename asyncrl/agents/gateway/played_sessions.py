@@ -37,6 +37,7 @@ class PlayedSessions:
         self.key = key
         self._sessions: dict[tuple[int, int], PlayedSession] = {}
         self._names: dict[str, PlayedSession] = {}
+        self._hushed = False
         self._known: set[bytes] = {_digest(key)}
         self._queue, self._queued = trio.open_memory_channel[tuple[Message, tuple[bytes, ...]]](
             math.inf
@@ -94,8 +95,10 @@ class PlayedSessions:
         return hmac.compare_digest(key.encode(errors="surrogatepass"), self.key)
 
     def say(self, message: Message, *buffers: bytes) -> None:
-        """Send a message behind all others."""
-        self._queue.send_nowait((message, buffers))
+        """Send a message behind all others; none once hushed, as a host may leave a drained guest
+        late."""
+        if not self._hushed:
+            self._queue.send_nowait((message, buffers))
 
     async def send(self, link: Outbound) -> None:
         """Send the messages, until `hush`."""
@@ -104,6 +107,7 @@ class PlayedSessions:
 
     def hush(self) -> None:
         """Take no more messages; those that wait are still sent."""
+        self._hushed = True
         self._queue.close()
 
     def _keys(self, name: str) -> set[bytes]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
-from asyncrl.config.schema.agent_section import PLAYED_BY_HOST
+from asyncrl.config.schema.agent_section import PLAYED_BY_HOST, PLAYED_ELSEWHERE
 from asyncrl.config.schema.section import Contradictions, Section
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class GameConfig(Section, frozen=True):
             return
         if not agent.run:
             yield ("game.policy", "agent.run"), "an agent plays a game: name it as game.run"
-        if agent.run != PLAYED_BY_HOST and not isinstance(agent.run, str):
+        if not isinstance(agent.run, str) or agent.run == PLAYED_ELSEWHERE:
             yield ("game.policy", "agent.run"), "a game is a function: name one, as ./game.py:play"
         for name in (self.policy, *self.guests):
             if not NAME.fullmatch(name):

@@ -13,6 +13,7 @@ import pytest
 import trio
 from gateway_world import CONTEXT, KEY, write_chat
 
+from asyncrl.actors.guest_gateways import GuestGateways, GuestRefused
 from asyncrl.agents.gateway.app import application
 from asyncrl.agents.gateway.capability import capability
 from asyncrl.agents.gateway.disk_waits import DiskWaits
@@ -24,8 +25,11 @@ from asyncrl.agents.gateway.played_session import PlayedSession
 from asyncrl.agents.gateway.played_sessions import PlayedSessions
 from asyncrl.agents.gateway.policy_calls import PolicyCalls
 from asyncrl.agents.gateway.seats import Seats
+from asyncrl.explain import summary
+from asyncrl.explain.summary import STOPPED_EARLY, Summary
 from asyncrl.messages import GiveReward, KeepGame, Kept, Message, NoSeat, Play, Played, Seek, Unseek
 from asyncrl.runtime.ipc.waits import Waits
+from asyncrl.runtime.run_dir import SUMMARY
 
 SOUGHT = {"key": 5, "next": 8, "live": [4], "buried": [6]}
 
@@ -147,6 +151,19 @@ async def test_what_a_guest_said_before_it_ended_is_said_again() -> None:
         calls.refuse("policy")
         with pytest.raises(GatewayError, match=r"no policy 'gest'; .* one of host, guest"):
             calls.refuse("gest")
+
+
+async def test_a_guest_plays_until_it_has_made_its_steps(tmp_path: Path) -> None:
+    (folder := tmp_path / "guest").mkdir()
+    async with httpx2.AsyncClient() as client:
+        guests = GuestGateways(tmp_path / "host", client)
+        for ok, reason in ((False, "the trainer was lost"), (True, STOPPED_EARLY)):
+            summary.write(Summary(ok=ok, reason=reason, steps=1, seconds=1.0), folder / SUMMARY)
+            with pytest.raises(GuestRefused, match="has not begun"):
+                await guests.seek("guest", SOUGHT)
+        done = Summary(ok=True, reason="all 3 steps are done", steps=3, seconds=1.0)
+        summary.write(done, folder / SUMMARY)
+        assert await guests.seek("guest", SOUGHT) == "gone"
 
 
 def test_the_outcome_of_the_last_attempt_counts() -> None:
