@@ -7,11 +7,12 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from test_learner import run
 from test_updates import GROUPS, Plain, apart, groups, learner
-from training_world import TEMPERATURE, Rollout, alone
+from training_world import TEMPERATURE, Rollout, alone, micro_batch
 
 from asyncrl.algorithms.minibatches.minibatch_rule import ByGroup, MinibatchRule
 from asyncrl.algorithms.minibatches.seeupo import SeeUpo
@@ -122,6 +123,22 @@ def test_strands_of_a_rollout_have_one_factor() -> None:
     carry(SeeUpo(), [HeldPart(held, later)], [facts.mask[later.tokens]], [scores])
     fewer = math.exp(-0.1)  # ratio of e^-0.2 times that of e^0.1, both within the bounds
     assert held.factors.tolist() == pytest.approx([fewer, fewer, 1.2])
+
+
+def test_a_turn_counts_whole_whatever_part_of_its_rollout_its_strand_is() -> None:
+    found = []
+    for share in (0.2, 1.0):
+        every = groups(6)
+        batch, buffers = micro_batch(every, every)
+        samples = [
+            msgspec.structs.replace(s, share=share if n % 3 else 1.0)
+            for n, s in enumerate(batch.samples)
+        ]
+        subject = learner(loss_mean="rollout", minibatch_by="seeupo")
+        subject.accumulate(msgspec.structs.replace(batch, samples=samples), buffers)
+        subject.step()
+        found.append([p.detach().clone() for p in subject.model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 class Halves(MinibatchRule):
