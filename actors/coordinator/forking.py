@@ -56,9 +56,11 @@ class Forking:
         start = rollout.shared_tokens
         end = start + rollout.tokens
         asked = self._asked.get(rollout.id, _last_place(group, rollout))
-        ids = array("i", rollout.shared + bytes(rollout.ids))
-        logprobs = array("f", bytes(rollout.behaviour))
-        for at in range(asked // self._every * self._every + self._every, end, self._every):
+        places = range(asked // self._every * self._every + self._every, end, self._every)
+        if places:  # else its tokens are not copied: it may have got a few since
+            ids = array("i", rollout.shared + bytes(rollout.ids))
+            logprobs = array("f", bytes(rollout.behaviour))
+        for at in places:
             point = ForkPoint(ids[:at], logprobs[: at - start], group.prompt_facts)
             with blamed("fork rule", self._name):
                 forks = self._rule.forks(point)
