@@ -37,6 +37,8 @@ AGAIN_S = 1.0
 """Seconds until a guest that cannot be reached is asked again: it gives no notice of its start."""
 END_S = 660.0
 """Seconds in which a guest's disk must take the end of a game."""
+REPLAYS = 32
+"""Attempts at a game that has ended in a guest's run, before a failure of its agent counts."""
 LEAVE_S = 5.0
 """Seconds in which a guest hears that an attempt is over. If it does not, the next one tells it."""
 
@@ -74,14 +76,23 @@ class HostedGames:
                     return AgentAttempt(failed("game given up", why), 0.0, "")
             session.table = Table(seats, outcome if len(seats) < len(self._guests) else None)
             attempt = await play()
-            if not isinstance(attempt.end, AgentEnded):
-                return attempt
+            if isinstance(attempt.end, AgentFailed):
+                return self._again(session, session.table, attempt, attempt.end)
             end = await self._ended(session, session.table, attempt.end)
             return msgspec.structs.replace(attempt, end=end)
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(LEAVE_S):
                 for seat in seats.values():
                     await self._leave(seat)
+
+    def _again(
+        self, session: PlayedSession, table: Table, attempt: AgentAttempt, end: AgentFailed
+    ) -> AgentAttempt:
+        """An attempt that failed. Where a guest has ended the game, it is no failure of it, for
+        some attempts."""
+        if table.outcome is None or session.play.attempt > table.outcome.attempt + REPLAYS:
+            return attempt
+        return msgspec.structs.replace(attempt, end=failed("left", f"{end.kind}: {end.text}"))
 
     async def _seat(self, name: str, session: PlayedSession) -> GuestSeat | AgentFailed | str:
         """A seat in the run of a guest, or the state of the game there, or the failure of an

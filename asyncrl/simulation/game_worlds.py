@@ -415,8 +415,10 @@ async def _run(seed: int) -> GameReport:
     if limit.cancelled_caught:
         host.side.violated("liveness", f"{LIMIT_S:g} virtual seconds, and the game is not over")
     if not host.side.violation and not guest.side.violation:
-        # a guest whose steps lost stale tokens may need games that its host does not play any more
-        host.side.hold("liveness", host.over, "the host did not make its steps")
+        # one whose steps lost stale tokens may need games that the other does not play any more;
+        # its launcher drains it then
+        done = host.over or guest.over
+        host.side.hold("liveness", done, "no run made its steps")
     ends = [done.sealed for done in host.side.done.values()]
     return GameReport(
         seed=seed,
