@@ -245,7 +245,7 @@ def call_images(config: Config, run: Path, initial: Path, tokenizer: Tokenizer) 
     if not tokenizer.has_template:
         return "this model has no chat template"
     placeholder = tokenizer.decode([model.token], special=True)
-    return CallImages(KeptImages(run / IMAGES), model, placeholder)
+    return CallImages(KeptImages(run / IMAGES, int(config.run.images_gb * 1e9)), model, placeholder)
 
 
 def settings(config: Config, vocabulary: int, blind: str) -> Settings:

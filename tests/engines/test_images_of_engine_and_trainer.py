@@ -275,6 +275,18 @@ def test_the_run_s_images_are_bounded(tmp_path: Path) -> None:
     assert again.kept_bytes == len(small) + len(large)
 
 
+def test_processes_that_keep_images_have_one_bound(tmp_path: Path) -> None:
+    """They write in turns, and none sees what another writes."""
+    pngs = [written_png(np.full((8, 8, 3), n, np.uint8)) for n in range(256)]
+    most = len(pngs[0]) * 128
+    processes = [KeptImages(tmp_path / "images", most) for _ in range(3)]
+    with pytest.raises(ImagesFull):
+        for number, png in enumerate(pngs):
+            processes[number % 3].keep(png)
+    took = sum(image.stat().st_size for image in (tmp_path / "images").iterdir())
+    assert 0.9 * most < took < 1.1 * most
+
+
 def test_what_is_not_the_image_s_is_refused_by_name(
     world: World, made_of: dict[Family, Made]
 ) -> None:

@@ -17,7 +17,7 @@ from asyncrl.agents.gateway.errors import GatewayError, bad
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.images.image_decoder import decoded_image
 from asyncrl.tasks.images.image_source import IMAGE_BYTES, IMAGES
-from asyncrl.tasks.images.kept_images import KeptImages
+from asyncrl.tasks.images.kept_images import ImagesFull, KeptImages
 from asyncrl.tasks.images.pixels import written_png
 from asyncrl.tasks.images.vision_model import VisionModel
 
@@ -154,6 +154,8 @@ class CallImages:
             tokens = self._model.tokens(pixels)
             png = written_png(pixels)
             name = self._store.keep(png)
+        except ImagesFull as error:
+            raise GatewayError(507, "images_full", f"an image cannot be kept: {error}") from error
         except (LookupError, TaskError) as error:
             raise bad(f"an image cannot be read: {error}", "messages", "invalid_image") from error
         except OSError as error:

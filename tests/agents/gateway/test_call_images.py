@@ -258,7 +258,7 @@ async def test_one_image_in_64_rollouts_costs_its_bytes_once(
     for request in says.requests:
         read.numbered(request.ids, request.images, rows)
         read.of(request.images[0])
-    assert store.bytes == size  # of 64 rollouts
+    assert store.read_bytes == size  # of 64 rollouts
     print(f"{size:,} bytes once on disk and in an actor, {linked:,} over links")
 
 
