@@ -69,7 +69,8 @@ def test_a_quick_forecast_agrees_with_the_whole_one() -> None:
     for field in ("idle_trainer", "idle_engines", "busy_slots", "wasted"):
         assert getattr(quick, field) == pytest.approx(getattr(whole, field), abs=0.04), field
     assert quick.lag_mean == pytest.approx(whole.lag_mean, abs=0.12)
-    assert quick.spread is not None and quick.spread < 0.1 and quick.whole
+    error = abs(quick.step_s / whole.step_s - 1)
+    assert quick.spread is not None and error < quick.spread < 0.15 and quick.whole
     assert quick.cost == pytest.approx(2 * quick.device_hours) and max(done, default=0) <= 1
 
 

@@ -25,6 +25,7 @@ def plain(seed: int = 0, **sections: dict[str, object]) -> Config:
             "overprovision": 1.0,
             "max_resumes": 0,
             "attempts": 20,
+            "fork": "off",
         },
         "train": {
             "steps": 6,

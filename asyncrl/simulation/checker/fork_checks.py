@@ -23,7 +23,7 @@ def check_roots(run: CheckedRun, event: e.Admitted) -> None:
     leaves = 1 if rollout.fork == "off" else rollout.fork_leaves
     run.hold(
         "forks",
-        event.leaves == leaves and event.size * leaves <= rollout.group_size_max,
+        event.leaves == leaves and (leaves == 1 or event.size * leaves == rollout.group_size),
         "{} has rollouts that may become {} each, not {}",
         event,
         event.leaves,
