@@ -64,6 +64,7 @@ class RankOrders:
         self._turn = trio.Lock()
         self._numbers = itertools.count()
         self._heard = [(RankStand(), 0.0)] * (1 + len(links))  # and when
+        self._begun = [RankStand()] * (1 + len(links))  # where each was before the order
         self._at = set[int]()  # the ranks that have not carried out the order
         self._spent = [Spent()] * (1 + len(links))
         self.times = CollectiveTimes()
@@ -94,7 +95,8 @@ class RankOrders:
     ) -> T:
         number, now = next(self._numbers), trio.current_time()
         self._at = set(range(len(self._heard)))
-        self._heard = [(stand, now) for stand, _ in self._heard]
+        self._begun = [stand for stand, _ in self._heard]
+        self._heard = [(stand, now) for stand in self._begun]
         async with trio.open_nursery() as nursery:
             for rank, link in enumerate(self._links, start=1):
                 nursery.start_soon(self._give, rank, link, order, buffers, number)
@@ -130,7 +132,7 @@ class RankOrders:
 
     def _done(self, rank: int, seconds: float, stand: RankStand) -> None:
         """Note that a rank has carried out the order."""
-        before = self._heard[rank][0]
+        before = self._begun[rank]
         self._heard[rank] = stand, trio.current_time()
         self._at.discard(rank)
         waited_s = min(seconds, stand.waited_s - before.waited_s)

@@ -6,8 +6,9 @@ from __future__ import annotations
 import os
 import platform
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -151,7 +152,6 @@ async def test_of_ranks_that_wait_for_one_that_one_is_named(
 async def test_a_rank_that_says_nothing_is_named_before_one_that_is_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what each spent at orders is known, whatever it waits for."""
     monkeypatch.setattr(last_rank, "SILENT_S", 0.3)
     monkeypatch.setattr(rank_orders, "TELL_S", 0.1)
     ranks = Ranks()
@@ -162,11 +162,33 @@ async def test_a_rank_that_says_nothing_is_named_before_one_that_is_behind(
         await orders.give(CloseStep(0), (), lambda: ranks.carry_out(0, CloseStep(0)))
         spent = orders.spent()
         assert last_rank.last_rank(spent).rank == 1
-        assert all(each.waited_s > 0.1 for at, each in enumerate(spent) if at != 1), spent
         assert spent[1].waited_s == 0.0 and orders.spent() == [last_rank.Spent()] * SIZE
     heard = {0: last_rank.Heard(ranks.times[0].stand, 0.0)}
     heard[2] = last_rank.Heard(ranks.times[2].stand, 9.0)
     assert last_rank.held_up_by(heard) == (2, "it has said nothing for 9 s")
+
+
+async def test_all_that_a_rank_waits_counts_however_often_it_tells_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_orders, "TELL_S", 0.01)
+    ranks = Ranks()
+
+    def carry_out(rank: int, order: Message, _: Sequence[memoryview] = ()) -> str:
+        for _ in range(4):
+            with nullcontext() if rank == 1 else ranks.times[rank].waiting():
+                time.sleep(0.05)
+            ranks.times[rank].given(2.0)
+        return "well"
+
+    ranks.carry_out = carry_out  # type: ignore[method-assign]
+    async with opened(tmp_path, ranks) as (orders, _):
+        for _ in range(2):
+            await orders.give(CloseStep(0), (), lambda: carry_out(0, CloseStep(0)))
+            spent = orders.spent()
+            assert [round(each.work) for each in spent] == [8] * SIZE
+            assert spent[1].waited_s == 0.0
+            assert all(0.2 <= spent[at].waited_s for at in (0, 2)), spent
 
 
 async def test_a_rank_that_dies_is_named_though_a_collective_fails_first(tmp_path: Path) -> None:
