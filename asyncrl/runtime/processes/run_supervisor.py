@@ -10,7 +10,6 @@ started is dead.
 
 from __future__ import annotations
 
-import contextlib
 import signal
 from collections.abc import Iterator, Sequence
 from typing import Literal, Protocol
@@ -142,9 +141,9 @@ class RunSupervisor:
         self._scope = trio.CancelScope()
         self._silence = Patience()  # with the coordinator
         self._grace = Patience()  # with the drain that was asked for
-        self._to_coordinator, self._messages = trio.open_memory_channel[Message](MESSAGES)
+        # with a place for the drain, which is said once
+        self._to_coordinator, self._messages = trio.open_memory_channel[Message](MESSAGES + 1)
         self._connected = trio.Event()
-        self._drained = trio.Event()  # the coordinator is to drain the run
         self._over = trio.Event()
         self._ended = False  # no actor lives any more
         self._draining = False  # an actor that ends now is not replaced
@@ -201,7 +200,7 @@ class RunSupervisor:
             self.cancel()
             return "ends"
         self._interrupted = True
-        self._drained.set()
+        self._to_coordinator.send_nowait(Drain())
         self._grace.deadline = trio.current_time() + self._config.supervision.grace_s
         return "drains"
 
@@ -212,7 +211,7 @@ class RunSupervisor:
     def tell(self, message: Message) -> None:
         """Queue a message to the coordinator. A full queue drops it: a coordinator that reads so
         little will soon count as silent."""
-        with contextlib.suppress(trio.WouldBlock):
+        if self._messages.statistics().current_buffer_used < MESSAGES:
             self._to_coordinator.send_nowait(message)
 
     # ------------------------------------------------------------------------------------- actors
@@ -365,7 +364,6 @@ class RunSupervisor:
         self._renew_patience()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write, link)
-            nursery.start_soon(self._write_drain, link)
             async for message, _ in link:
                 match message:
                     case StatusUpdate():
@@ -407,11 +405,6 @@ class RunSupervisor:
     async def _write(self, link: Link) -> None:
         async for message in self._messages:
             await link.send(message)
-
-    async def _write_drain(self, link: Link) -> None:
-        """Tell the coordinator to drain the run, however many messages wait for it."""
-        await self._drained.wait()
-        await link.send(Drain())
 
 
 def words_of(code: int, output: str) -> str:
