@@ -188,7 +188,7 @@ async def test_all_that_a_rank_waits_counts_however_often_it_tells_how_far_it_is
             spent = orders.spent()
             assert [round(each.work) for each in spent] == [8] * SIZE
             assert spent[1].waited_s == 0.0
-            assert all(0.2 <= spent[at].waited_s for at in (0, 2)), spent
+            assert all(spent[at].waited_s >= 0.2 for at in (0, 2)), spent
 
 
 async def test_a_rank_that_dies_is_named_though_a_collective_fails_first(tmp_path: Path) -> None:
