@@ -106,14 +106,21 @@ def read(
 def _turns(samples: Sequence[Sample]) -> Tensor:
     """The turn of each sampled token, int64 [tokens]. Raises ValueError where the turns are not of
     a sample's tokens."""
-    runs = list[tuple[int, int]]()
-    for sample in samples:
-        own = sample.turns or [(0, sample.sampled_tokens)]
+    return _of_tokens(
+        samples, "turns", [sample.turns or [(0, sample.sampled_tokens)] for sample in samples]
+    )
+
+
+def _of_tokens(
+    samples: Sequence[Sample], what: str, runs: Sequence[Sequence[tuple[int, int]]]
+) -> Tensor:
+    """The value of each sampled token, int64 [tokens], from each sample's runs of values and their
+    tokens. Raises ValueError where the runs are not of a sample's tokens."""
+    for sample, own in zip(samples, runs, strict=True):
         if sum(tokens for _, tokens in own) != sample.sampled_tokens:
-            raise ValueError(f"the turns of rollout {sample.rollout} are not of its tokens")
-        runs += own
-    turns, tokens = torch.tensor(runs).T
-    return torch.repeat_interleave(turns, tokens)
+            raise ValueError(f"the {what} of rollout {sample.rollout} are not of its tokens")
+    values, tokens = torch.tensor([run for own in runs for run in own]).T
+    return torch.repeat_interleave(values, tokens)
 
 
 def _own(samples: Sequence[Sample]) -> Tensor | None:
@@ -165,14 +172,8 @@ def _leaves(samples: Sequence[Sample]) -> Tensor | None:
     Raises ValueError where the runs are not of a sample's tokens."""
     if not any(sample.path_counts for sample in samples):
         return None
-    runs = list[tuple[int, int]]()
-    for sample in samples:
-        own = sample.path_counts or [(1, sample.sampled_tokens)]
-        if sum(tokens for _, tokens in own) != sample.sampled_tokens:
-            raise ValueError(f"the path counts of rollout {sample.rollout} are not of its tokens")
-        runs += own
-    counts, tokens = torch.tensor(runs).T
-    return torch.repeat_interleave(counts.float(), tokens)
+    runs = [sample.path_counts or [(1, sample.sampled_tokens)] for sample in samples]
+    return _of_tokens(samples, "path counts", runs).float()
 
 
 def texts(

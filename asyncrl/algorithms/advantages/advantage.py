@@ -266,3 +266,21 @@ def check_rewards(group: int, rewards: Sequence[float]) -> None:
             f"group {group} has a reward that is not finite; a verifier without an answer must "
             "give NoVerdict"
         )
+
+
+def of_members(
+    batch: RewardedSamples, advantage: Advantage, tables: Mapping[int, Sequence[Value]]
+) -> list[Value]:
+    """The advantage of each sample: for groups that have one in `tables`, by its member, and for
+    others by `advantage`. Raises ValueError for a sample that does not name its member."""
+    plain = [sample for sample in batch.samples if sample.group not in tables]
+    values = iter(advantage.of(batch._replace(samples=plain)) if plain else ())
+    found = list[Value]()
+    for sample in batch.samples:
+        if sample.group not in tables:
+            found.append(next(values))
+            continue
+        if sample.member is None or not 0 <= sample.member < len(tables[sample.group]):
+            raise ValueError(f"rollout {sample.rollout} does not name its member of the group")
+        found.append(tables[sample.group][sample.member])
+    return found

@@ -10,6 +10,7 @@ from asyncrl.algorithms.advantages.advantage import (
     RewardedSamples,
     Value,
     check_rewards,
+    of_members,
 )
 from asyncrl.messages import DrawnMembers
 
@@ -37,21 +38,11 @@ class ByChance(Advantage):
 
     def of(self, batch: RewardedSamples) -> Sequence[Value]:
         """Advantage of each sample. Raises ValueError for rewards or chances that cannot be."""
-        plain = [sample for sample in batch.samples if sample.group not in batch.drawn]
-        values = iter(self._advantage.of(batch._replace(samples=plain)) if plain else ())
         tables = {
             group: weighted(group, batch.rewards.get(group, ()), drawn)
             for group, drawn in batch.drawn.items()
         }
-        found = list[Value]()
-        for sample in batch.samples:
-            if sample.group not in tables:
-                found.append(next(values))
-                continue
-            if sample.member is None or not 0 <= sample.member < len(tables[sample.group]):
-                raise ValueError(f"rollout {sample.rollout} does not name its member of the group")
-            found.append(tables[sample.group][sample.member])
-        return found
+        return of_members(batch, self._advantage, tables)
 
 
 def weighted(group: int, rewards: Sequence[float], drawn: DrawnMembers) -> list[float]:

@@ -12,6 +12,7 @@ from asyncrl.algorithms.advantages.advantage import (
     RewardedSamples,
     Value,
     check_rewards,
+    of_members,
 )
 from asyncrl.messages import ForkedMembers
 
@@ -43,21 +44,11 @@ class ByRoot(Advantage):
     def of(self, batch: RewardedSamples) -> Sequence[Value]:
         """Advantages of the stretches of each sample, between the places where others leave it.
         Raises ValueError for rewards or trees that cannot be."""
-        plain = [sample for sample in batch.samples if sample.group not in batch.forked]
-        values = iter(self._advantage.of(batch._replace(samples=plain)) if plain else ())
         tables = {
             group: by_stretch(group, batch.rewards.get(group, ()), forked)
             for group, forked in batch.forked.items()
         }
-        found = list[Value]()
-        for sample in batch.samples:
-            if sample.group not in tables:
-                found.append(next(values))
-                continue
-            if sample.member is None or not 0 <= sample.member < len(tables[sample.group]):
-                raise ValueError(f"rollout {sample.rollout} does not name its member of the group")
-            found.append(tables[sample.group][sample.member])
-        return found
+        return of_members(batch, self._advantage, tables)
 
 
 def by_stretch(group: int, rewards: Sequence[float], forked: ForkedMembers) -> list[list[float]]:

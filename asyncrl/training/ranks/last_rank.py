@@ -77,7 +77,7 @@ class Heard(NamedTuple):
 
 def held_up_by(heard: Mapping[int, Heard]) -> tuple[int, str]:
     """The rank for which the others wait, of those that have not carried out an order, and what is
-    known of it: a process that stands still says nothing, and a thread that hangs has begun fewer
+    known of it: a stopped process says nothing, and a thread that hangs has begun fewer
     collectives than the others, or is in none.
 
     >>> early, late = RankStand(entered=7), RankStand(entered=9, inside=True)
