@@ -4,12 +4,13 @@ parameter."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 
-from asyncrl.agents.agent_rewards import KEY
+from asyncrl.agents.agent_rewards import KEY, LARGEST
 from asyncrl.agents.gateway.dialects.parameters import decode
+from asyncrl.agents.gateway.errors import GatewayError
 from asyncrl.sandbox.opened import Opened
 
 
@@ -54,9 +55,12 @@ class _Noted(msgspec.Struct, forbid_unknown_fields=True):
     value: msgspec.Raw
 
 
+_Rewarded = TypeVar("_Rewarded", TurnReward, EndedGame)
+
+
 def turn_reward(body: bytes) -> TurnReward:
-    """The reward in `body`. Raises GatewayError (400)."""
-    return decode(body, TurnReward)
+    """The reward in `body`. Raises GatewayError (400, 422)."""
+    return _finite(decode(body, TurnReward))
 
 
 def turn_failed(body: bytes) -> TurnFailed:
@@ -70,8 +74,20 @@ def sought(body: bytes) -> SoughtGame:
 
 
 def ended_game(body: bytes) -> EndedGame:
-    """The end of a game in `body`. Raises GatewayError (400)."""
-    return decode(body, EndedGame)
+    """The end of a game in `body`. Raises GatewayError (400, 422)."""
+    return _finite(decode(body, EndedGame))
+
+
+def _finite(asked: _Rewarded) -> _Rewarded:
+    """Return a body whose reward is a number that float32 holds. Raises GatewayError (422)."""
+    if not abs(asked.reward) <= LARGEST:
+        raise GatewayError(
+            422,
+            "invalid_value",
+            f"a reward must be a finite number of at most {LARGEST:g}",
+            param="reward",
+        )
+    return asked
 
 
 def given_up(body: bytes) -> FailedAttempt:

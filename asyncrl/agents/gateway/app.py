@@ -22,7 +22,6 @@ The run's key opens everything.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -51,8 +50,6 @@ from asyncrl.sandbox.opened import NoteError
 
 NAME = 200
 """Characters of a note's key, at most."""
-LARGEST = 1e38
-"""Largest reward of either sign. A larger one could not be trained."""
 POLL_S = 20.0
 """Seconds that a request for an episode waits for one."""
 
@@ -177,13 +174,6 @@ class _EpisodeRoutes(CallRoutes):
     async def reward(self, request: Request, send: Send) -> None:
         self.session(request)
         asked = api_requests.turn_reward(await self.body(request))
-        if not math.isfinite(asked.reward) or abs(asked.reward) > LARGEST:
-            raise GatewayError(
-                422,
-                "invalid_value",
-                f"a reward must be a finite number of at most {LARGEST:g}",
-                param="reward",
-            )
         session = self.session(request)
         session.reward(asked.reward, asked.turn, asked.key)
         if self._offers is not None and asked.turn is None:

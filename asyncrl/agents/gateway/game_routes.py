@@ -13,18 +13,14 @@ A game's key and the run's that it is sought with are known to runs of the game 
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 import trio
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Send
 
-from asyncrl.agents.agent_rewards import LARGEST
 from asyncrl.agents.gateway import api_requests
 from asyncrl.agents.gateway.call_routes import CallRoutes, whole
-from asyncrl.agents.gateway.errors import GatewayError
 from asyncrl.agents.gateway.gateway import Gateway
 from asyncrl.agents.gateway.played_sessions import PlayedSessions
 from asyncrl.agents.gateway.seats import Seats
@@ -70,13 +66,6 @@ class GameRoutes(CallRoutes):
 
     async def end(self, request: Request, send: Send) -> None:
         asked = api_requests.ended_game(await self.body(request))
-        if not math.isfinite(asked.reward) or abs(asked.reward) > LARGEST:
-            raise GatewayError(
-                422,
-                "invalid_value",
-                f"a reward must be a finite number of at most {LARGEST:g}",
-                param="reward",
-            )
         state = await self._seats.end(self.session(request), asked.reward)
         await whole(request, send, msgspec.json.encode({"state": state}))
 
