@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePath
@@ -68,6 +69,12 @@ LONG = {
     "test_wheel",
 }
 """Files that take fifteen seconds of a worker or more (`SECONDS_TSV`, tests/support/seconds.py)."""
+
+
+# A shell that starts the tests in the background ignores Ctrl-C, and so would all that they start:
+# tests of Ctrl-C would wait until their deadlines.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class ByFile(LoadScopeScheduling):

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from chat_templates import FAMILIES, QWEN3, rendered
 from gateway_world import CONTEXT, Says, chat, opened, say, scripted
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Fast
 from trio.testing import MockClock
 
+from asyncrl.agents.gateway.formats import harmony
 from asyncrl.agents.gateway.formats.every_format import every_format, looks_like_a_call
 from asyncrl.agents.gateway.formats.thoughts import Thoughts
 from asyncrl.agents.gateway.formats.tool_format import ToolFormat
@@ -389,6 +390,8 @@ PIECES = [
     sizes=st.lists(st.integers(0, 9), max_size=12),
     form=st.sampled_from(every_format()),
 )
+@example(parts=["<|message|>", "text"], sizes=[3], form=harmony.FORMAT)
+@example(parts=["text", "<|message|>", "{}"], sizes=[4], form=harmony.FORMAT)
 def test_any_text_is_read_the_same_in_any_pieces(
     parts: list[str], sizes: list[int], form: ToolFormat
 ) -> None:

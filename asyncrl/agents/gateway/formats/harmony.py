@@ -18,7 +18,7 @@ from asyncrl.agents.gateway.tools import Delta, Schemas, Thought, ToolCall
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.-]+)")
-_BEGINS = (_CHANNEL, _START, " to=", "to=", "assistant")
+_BEGINS = (_CHANNEL, _START, _MESSAGE, " to=", "to=", "assistant")
 
 
 class Harmony:
@@ -57,16 +57,17 @@ class Harmony:
                 deltas += self._ended()
                 mark = min(ends)[1]
                 self._held = self._held[0 if mark == _START else len(mark) :]
+            elif not self._begun and not self._may_begin():
+                self._plain = True
             elif (at := self._held.find(_MESSAGE)) >= 0:
                 self._head, self._held = self._held[:at], self._held[at + len(_MESSAGE) :]
                 self._in_body = self._begun = True
             else:
-                if not self._begun and not any(
-                    self._held.startswith(b) or b.startswith(self._held) for b in _BEGINS
-                ):
-                    self._plain = True
-                    continue
                 return deltas
+
+    def _may_begin(self) -> bool:
+        """Tell whether the text begins like a message, as far as it has come."""
+        return any(self._held.startswith(b) or b.startswith(self._held) for b in _BEGINS)
 
     @property
     def _recipient(self) -> str | None:
