@@ -31,6 +31,7 @@ page_frame.py       what is around them
 report.py           all of them as one file
 run_page.py         the same parts, renewed: the page of a run
 list_part.py        runs as a table; runs_page.py the page of a folder of runs
+made_part.py        a piece that is made seldom
 page_gate.py        who may look
 page_process.py     the process that serves the page of a run; serving.py `asyncrl page`
 """

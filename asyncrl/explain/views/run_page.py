@@ -1,5 +1,5 @@
 """The page of one run, which lives or is over: its parts, made when somebody asks. Invariant: it
-only reads, and no part is made more often than its price allows, however many look.
+only reads.
 
 Parts are asked for one by one, each with the digest of what the browser has, and one that has not
 changed is not sent again.
@@ -7,10 +7,10 @@ changed is not sent again.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from asyncrl.config import ConfigError
 from asyncrl.explain.views.assets import linked_scripts, style
 from asyncrl.explain.views.html_page import Html, page, tag
 from asyncrl.explain.views.kept_rollouts import KeptRollouts
+from asyncrl.explain.views.made_part import MadePart
 from asyncrl.explain.views.page_frame import frame
 from asyncrl.explain.views.page_gate import ASSETS, HTML, PageAnswer, PageRefused, script
 from asyncrl.explain.views.rollout_part import rollout_detail
@@ -33,8 +34,6 @@ from asyncrl.words import whole
 PART = "part/"
 ROLLOUT = "rollout/"
 OWNER = "the page"
-AGAIN_S = 0.9
-"""Seconds for which a part is not made again at least."""
 MADE_S = 300.0
 """Seconds that a question waits for its part at most."""
 
@@ -53,9 +52,9 @@ class RunPage:
     ) -> None:
         self._run, self._waits, self._now, self._beside = run, waits, now, beside
         self._curve, self._rollouts = SeenCurve(run), KeptRollouts(run)
-        self._made: dict[str, bytes] = {}
-        self._due = dict.fromkeys(PARTS, -math.inf)
-        self._turns = {name: trio.Lock() for name in PARTS}
+        self._parts = {
+            name: MadePart(partial(self._make, name), part.rest) for name, part in PARTS.items()
+        }
         self._reading = trio.Lock()
 
     async def __call__(self, path: str, headers: Headers) -> PageAnswer:
@@ -83,36 +82,20 @@ class RunPage:
         )
 
     async def _part(self, name: str, headers: Headers) -> PageAnswer:
-        with self._in_time():
-            body = await self._made_part(name)
+        with in_time(self._waits):
+            body = await self._parts[name].body()
         digest = b'"' + sha256(body).hexdigest()[:32].encode() + b'"'
         if any(key == b"if-none-match" and value == digest for key, value in headers):
             return PageAnswer(304, HTML, b"", ((b"etag", digest),))
         return PageAnswer(200, HTML, body, ((b"etag", digest),))
 
-    async def _made_part(self, name: str) -> bytes:
-        """The part as it is, or was not long ago. It is made in a thread, one at a time each, and
-        who comes meanwhile is given what comes of it."""
-        async with self._turns[name]:
-            begun = trio.current_time()
-            if name not in self._made or begun >= self._due[name]:
-                body, took_s = await trio.to_thread.run_sync(self._make, name)
-                self._made[name] = body
-                self._due[name] = max(
-                    begun + AGAIN_S, trio.current_time() + PARTS[name].rest * took_s
-                )
-            return self._made[name]
-
-    def _make(self, name: str) -> tuple[bytes, float]:
-        """A part, and the processor time that it took, in seconds."""
-        began = time.thread_time()
+    def _make(self, name: str) -> bytes:
         seen = SeenRun(self._run, self._now(), self._curve, self._rollouts)
-        part = PARTS[name].of(seen, name)
-        return _document(name, part), time.thread_time() - began
+        return document(name, PARTS[name].of(seen, name))
 
     async def _rollout(self, number: int) -> PageAnswer:
         """A rollout of the table with all of its text."""
-        with self._in_time():
+        with in_time(self._waits):
             async with self._reading:
                 body = await trio.to_thread.run_sync(self._written, number)
         return PageAnswer(200, HTML, body)
@@ -125,19 +108,20 @@ class RunPage:
         one = next((one for one in found.rollouts if one.rollout == number), None)
         if one is None:
             raise PageRefused(404, "this rollout is not in the table any more")
-        return _document(f"rollout {number}", rollout_detail(one, found.texts))
-
-    @contextmanager
-    def _in_time(self) -> Iterator[None]:
-        """Refuse an answer that takes too long."""
-        try:
-            with self._waits.on("a part of the page", owner=OWNER, deadline_s=MADE_S):
-                yield
-        except WaitExpired:
-            raise PageRefused(503, "this takes too long; try again") from None
+        return document(f"rollout {number}", rollout_detail(one, found.texts))
 
 
-def _document(title: str, body: Html) -> bytes:
+@contextmanager
+def in_time(waits: Waits) -> Iterator[None]:
+    """Refuse an answer that takes too long."""
+    try:
+        with waits.on("a part of the page", owner=OWNER, deadline_s=MADE_S):
+            yield
+    except WaitExpired:
+        raise PageRefused(503, "this takes too long; try again") from None
+
+
+def document(title: str, body: Html) -> bytes:
     """A piece as a whole document, so that a browser knows its characters, and that it is no
     script's."""
     return f"<!doctype html><meta charset=utf-8>{tag('title', title)}{body}".encode()

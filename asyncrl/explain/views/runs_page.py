@@ -1,34 +1,39 @@
-"""The page of a folder of runs: a list of them, and the page of each below its name. Invariant:
-what is kept of runs that somebody looked at is bounded, and so is what the list costs.
+"""The page of a folder of runs: a list of them, the page of each below its name, and what tells
+some of them apart. Invariant: what is kept of runs that somebody looked at is bounded, and so is
+what the list costs.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
-
-import trio
 
 from asyncrl.config import ConfigError
 from asyncrl.explain.run_list import runs_in
 from asyncrl.explain.views.assets import linked_scripts, style
-from asyncrl.explain.views.html_page import Html, joined, page, tag
+from asyncrl.explain.views.compare import compare, rows
+from asyncrl.explain.views.html_page import Html, joined, page, table, tag
 from asyncrl.explain.views.list_part import run_table
+from asyncrl.explain.views.made_part import MadePart
 from asyncrl.explain.views.page_gate import ASSETS, HTML, PageAnswer, PageRefused, script
-from asyncrl.explain.views.run_page import RunPage
+from asyncrl.explain.views.run_page import RunPage, document, in_time
 from asyncrl.runtime.httpd.asgi import Headers
 from asyncrl.runtime.ipc.waits import Waits
 
 RUN = "run/"
 LIST = "part/runs"
+COMPARED = "compared/"
+MOST_COMPARED = 6
+"""Runs that are compared at a time."""
 KEPT = 12
-"""Runs whose curves are kept, those that somebody looked at last."""
+"""Runs whose curves are kept, and comparisons, those that somebody looked at last."""
 LISTED = 200
 """Runs that are listed, the newest."""
 REST = 400.0
-"""Times the processor time of the list for which it is not made again."""
+"""Times the processor time of the list, or of a comparison, for which it is not made again."""
 
 
 class RunsPage:
@@ -37,18 +42,22 @@ class RunsPage:
     def __init__(self, folder: Path, *, waits: Waits, now: Callable[[], float] = time.time) -> None:
         self._folder, self._waits, self._now = folder, waits, now
         self._pages: dict[str, RunPage] = {}
-        self._turn = trio.Lock()
-        self._listed, self._due = b"", 0.0
+        self._compared: dict[tuple[str, ...], MadePart] = {}
+        self._listed = MadePart(self._list, REST)
 
     async def __call__(self, path: str, headers: Headers) -> PageAnswer:
-        """Answer to a path: the list, or what is below the name of a run. Raises PageRefused."""
+        """Answer to a path: the list, a comparison, or what is below the name of a run. Raises
+        PageRefused."""
         path = path.removeprefix("/")
         if not path:
             return PageAnswer(200, HTML, self._whole().encode())
         if path.startswith(ASSETS):
             return script(path)
         if path == LIST:
-            return PageAnswer(200, HTML, await self._list())
+            return await self._answer(self._listed)
+        if path.startswith(COMPARED):
+            names = [unquote(name) for name in path.removeprefix(COMPARED).split("/")]
+            return await self._answer(self._comparison(names))
         name, slash, rest = path.removeprefix(RUN).partition("/")
         if path.startswith(RUN) and slash:
             return await self._of(unquote(name))(f"/{rest}", headers)
@@ -59,18 +68,40 @@ class RunsPage:
         it. Raises PageRefused."""
         found = self._pages.pop(name, None)
         if found is None:
-            try:
-                inside = name in {files.path.name for files in runs_in(self._folder)}
-            except ConfigError as error:
-                raise PageRefused(404, str(error)) from None
-            if not inside:
-                raise PageRefused(404, "there is no such run in this folder")
+            self._inside([name])
             back = tag("a", "asyncrl / runs", href="../../", class_="brand", data_runs="")
             found = RunPage(self._folder / name, waits=self._waits, now=self._now, beside=back)
         self._pages[name] = found  # behind those that were looked at before
         while len(self._pages) > KEPT:
             del self._pages[next(iter(self._pages))]
         return found
+
+    def _inside(self, names: Sequence[str]) -> None:
+        """Raise PageRefused unless all of these are runs of the folder."""
+        try:
+            inside = {files.path.name for files in runs_in(self._folder)}
+        except ConfigError as error:
+            raise PageRefused(404, str(error)) from None
+        if not inside.issuperset(names):
+            raise PageRefused(404, "there is no such run in this folder")
+
+    def _comparison(self, names: Sequence[str]) -> MadePart:
+        """The comparison of these runs. Raises PageRefused."""
+        key = (*dict.fromkeys(names),)
+        if not 2 <= len(key) <= MOST_COMPARED:
+            raise PageRefused(404, f"2 to {MOST_COMPARED} runs can be compared at a time")
+        found = self._compared.pop(key, None)
+        if found is None:
+            self._inside(key)
+            found = MadePart(partial(self._compare, key), REST)
+        self._compared[key] = found
+        while len(self._compared) > KEPT:
+            del self._compared[next(iter(self._compared))]
+        return found
+
+    async def _answer(self, part: MadePart) -> PageAnswer:
+        with in_time(self._waits):
+            return PageAnswer(200, HTML, await part.body())
 
     def _whole(self) -> str:
         folder = self._folder.absolute()
@@ -93,20 +124,18 @@ class RunsPage:
             scripts=linked_scripts(),
         )
 
-    async def _list(self) -> bytes:
-        async with self._turn:
-            if not self._listed or trio.current_time() >= self._due:
-                took_s = await trio.to_thread.run_sync(self._make_list)
-                self._due = trio.current_time() + max(0.9, REST * took_s)
-            return self._listed
-
-    def _make_list(self) -> float:
-        began = time.thread_time()
+    def _list(self) -> bytes:
         body: Html
         try:
             body = run_table(self._folder, self._now(), LISTED)
         except ConfigError as error:
             body = tag("p", str(error), class_="dim")
-        section = tag("section", body, id="runs", data_every=4.0, class_="whole")
-        self._listed = f"<!doctype html><meta charset=utf-8><title>runs</title>{section}".encode()
-        return time.thread_time() - began
+        return document("runs", tag("section", body, id="runs", data_every=4.0, class_="whole"))
+
+    def _compare(self, names: Sequence[str]) -> bytes:
+        """The settings in which runs differ, and their figures, as `asyncrl compare` has them."""
+        try:
+            head, *found = rows(compare([self._folder / name for name in names]))
+        except ConfigError as error:
+            return document("compared", tag("p", str(error), class_="dim"))
+        return document("compared", tag("div", table(found, head), class_="scroll"))

@@ -30,11 +30,11 @@ from asyncrl.experience.episode import Strand, Turn
 from asyncrl.explain import run_status, summary
 from asyncrl.explain.curve import line_of
 from asyncrl.explain.run_status import ActorStatus, GroupCounts
-from asyncrl.explain.views import run_page
 from asyncrl.explain.views.assets import SCRIPTS, STYLES, VENDORED, asset
 from asyncrl.explain.views.flow_part import flow, who_waits
 from asyncrl.explain.views.head_part import head
 from asyncrl.explain.views.kept_rollouts import KeptRollouts
+from asyncrl.explain.views.made_part import AGAIN_S
 from asyncrl.explain.views.page_gate import ALWAYS, PageGate
 from asyncrl.explain.views.page_process import loopback
 from asyncrl.explain.views.rollout_part import rollout_detail
@@ -205,7 +205,7 @@ async def test_what_has_not_changed_is_not_sent_again(
     again = await ask(app, "/part/flow", if_none_match=tag)
     assert (again.status, again.body) == (304, b"")
     run_status.write(status(step=99), run / STATUS)
-    await trio.sleep(run_page.AGAIN_S)
+    await trio.sleep(AGAIN_S)
     changed = await ask(app, "/part/flow", if_none_match=tag)
     assert changed.status == 200 and b"step 99 of" in changed.body
 
@@ -231,7 +231,7 @@ async def test_many_who_look_share_a_part_and_a_dear_one_is_made_seldom(
 ) -> None:
     app = app_of(make_run(tmp_path / "r"))
     with counted("flow", monkeypatch, 0.05) as made:
-        end = trio.current_time() + run_page.AGAIN_S + 0.5
+        end = trio.current_time() + AGAIN_S + 0.5
         while trio.current_time() < end:
             async with trio.open_nursery() as nursery:
                 for _ in range(10):
@@ -320,8 +320,15 @@ async def test_a_folder_has_a_list_and_the_page_of_each_run(
             assert (await ask(app, f"/run/{name}/part/{part}")).status == 200
     for path in ("/run/none/", "/run/../", "/run/..%2f/", "/run/learns", "/run/%2e%2e/", "/x"):
         assert (await ask(app, path)).status == 404
+    (runs / "learns" / "run.toml").write_text('task.name = "spell_backward"\ntrain.lr = 0.5\n')
+    make_run(runs / "a b", points, status=status(), toml="train.lr = 0.25\n")
+    said = (await ask(app, "/compared/learns/a%20b")).body.decode()
+    assert "train.lr" in said and "0.5" in said and "0.25" in said, said
+    assert b"damaged" in (await ask(app, "/compared/learns/damaged")).body
+    for path in ("learns", "learns/learns", "learns/none", "learns/..", "/".join("abcdefg"), ""):
+        assert (await ask(app, f"/compared/{path}")).status == 404, path
     (runs / "bare").rename(tmp_path / "bare")
-    await trio.sleep(run_page.AGAIN_S)
+    await trio.sleep(AGAIN_S)
     assert b"no such directory" in (await ask(app, "/run/bare/part/head")).body
 
 

@@ -13,10 +13,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from asyncrl.explain.views import run_page
+from asyncrl.explain.views import made_part, run_page
 from asyncrl.explain.views.html_page import tag
+from asyncrl.explain.views.made_part import AGAIN_S
 from asyncrl.explain.views.page_gate import PageGate
-from asyncrl.explain.views.run_page import AGAIN_S, RunPage
+from asyncrl.explain.views.run_page import RunPage
 from asyncrl.explain.views.run_parts import RunPart
 from asyncrl.runtime.ipc.waits import Waits
 
@@ -159,7 +160,7 @@ def test_an_answer_is_its_own_runs_and_as_new_as_its_price_allows(
             }
             patched.setattr(run_page, "PARTS", parts)
             world.open()
-            patched.setattr(run_page.time, "thread_time", lambda: world.worked_s)
+            patched.setattr(made_part.time, "thread_time", lambda: world.worked_s)
             await watched(looks, world)
 
     trio.run(main, clock=MockClock(autojump_threshold=0))

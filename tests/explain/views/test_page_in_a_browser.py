@@ -248,6 +248,11 @@ def test_runs_are_laid_over_each_other_and_rollouts_are_browsed(
         quiet.until("location.hash.startsWith('#with=')")
         keys = "[...document.querySelectorAll('.card .keys')].map(one => one.innerText).join()"
         quiet.until(f"['one', 'other'].every(name => ({keys}).includes(name))")
+        differences = "document.getElementById('differences')"
+        quiet.until(f"{differences}?.innerText.includes('reward, last steps')")
+        alone = "find(one => one.innerText === 'This run only').click()"
+        quiet.value(f"[...document.querySelectorAll('.tools button')].{alone}")
+        quiet.until(f"{differences} === null")
         quiet.open(f"{url}run/one/")
         quiet.until(f"{THERE} && {DRAWN} >= 8")
         cards = "[...document.querySelectorAll('.card')]"

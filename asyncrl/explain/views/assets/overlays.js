@@ -1,5 +1,5 @@
-// Runs that are laid over the one of the page, where a folder of runs is served. It gives
-// `Overlays`.
+// Runs that are laid over the one of the page, where a folder of runs is served, with a table of
+// what they differ in. It gives `Overlays`.
 "use strict";
 
 const Overlays = (() => {
@@ -15,7 +15,29 @@ const Overlays = (() => {
       request.send();
     });
 
-  const lay = () => Charts.lay([...chosen].map(([name, data]) => ({ name, data })));
+  const own = () => decodeURIComponent(location.pathname.split("/").at(-2) ?? "");
+
+  function lay() {
+    Charts.lay([...chosen].map(([name, data]) => ({ name, data })));
+    compare();
+  }
+
+  // The settings in which the runs differ and their figures, behind the curves.
+  async function compare() {
+    const names = [own(), ...chosen.keys()];
+    const path = `../../compared/${names.map(encodeURIComponent).join("/")}`;
+    const table = names.length > 1 ? await ask(path) : null;
+    if (names.length !== chosen.size + 1) return; // more were chosen meanwhile, or none
+    document.getElementById("differences")?.remove();
+    if (!table) return;
+    const section = document.createElement("section");
+    const heading = document.createElement("h2");
+    heading.textContent = "What differs";
+    section.id = "differences";
+    section.className = "whole";
+    section.append(heading, ...document.adoptNode(table.body).childNodes);
+    document.getElementById("curves").after(section);
+  }
 
   async function add(name) {
     if (chosen.has(name) || chosen.size >= MOST) return;
@@ -24,8 +46,6 @@ const Overlays = (() => {
     if (data) chosen.set(name, data);
     lay();
   }
-
-  const own = () => decodeURIComponent(location.pathname.split("/").at(-2) ?? "");
 
   // The choice of runs; nothing where one run alone is served, or a report is read.
   function tools() {
