@@ -19,7 +19,7 @@ from asyncrl.experience import events as e
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.rollout import ENDED, Group
-from asyncrl.explain.views.seen_rollouts import SeenRollout, ending, seen
+from asyncrl.explain.views.seen_rollouts import EndOfRollout, SeenRollout, ending, seen
 from asyncrl.journal import JournalReader, state
 
 Numbered = tuple[int, e.AnyEvent]
@@ -57,7 +57,7 @@ def living(history: JournalReader) -> Iterator[SeenRollout]:
     since. Raises JournalError and ImpossibleEvent."""
     experience = state(history)
     for _, rollout in sorted(experience.rollouts.items()):
-        yield seen(experience.groups[rollout.group], rollout, rollout.status.value, "")
+        yield seen(experience.groups[rollout.group], EndOfRollout(rollout, rollout.status.value))
 
 
 class _Part:
@@ -205,9 +205,10 @@ class _Part:
                 event = _own(event, experience)
             if isinstance(event, e.Left) and event.failed:
                 failures.setdefault(event.rollout, []).append(event.reason)
-            for rollout, status, reason in ending(experience, event):
+            for end in ending(experience, event):
+                rollout = end.rollout
                 if number > self._after and rollout.id not in self._not_these:
-                    one = seen(experience.groups[rollout.group], rollout, status, reason)
+                    one = seen(experience.groups[rollout.group], end)
                     one = msgspec.structs.replace(one, failures=failures.get(rollout.id, []))
                     heappush(self._found, (-number, rollout.id, one))
             experience.apply(event)

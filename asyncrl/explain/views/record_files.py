@@ -64,6 +64,7 @@ class ParquetRows:
             "failures": pyarrow.list_(text),
             "images": pyarrow.list_(text),
             "failed_calls": pyarrow.map_(text, whole),
+            "left_out": pyarrow.map_(text, whole),
             "printed": pyarrow.map_(whole, text),
             "messages": pyarrow.list_(message),
         }
@@ -78,6 +79,7 @@ class ParquetRows:
         row = msgspec.structs.asdict(one)
         row["spans"] = [msgspec.structs.asdict(span) for span in one.spans]
         row["failed_calls"] = [*one.failed_calls.items()]
+        row["left_out"] = [*one.left_out.items()]
         row["printed"] = [*one.printed.items()]
         row["messages"] = [
             msgspec.structs.asdict(m) | {"calls": [*map(msgspec.structs.asdict, m.calls)]}

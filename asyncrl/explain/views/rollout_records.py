@@ -140,6 +140,7 @@ def facts(one: SeenRollout | RolloutRecord) -> list[str]:
     """Facts about a rollout beside its text, in a few words each."""
     turns = one.turns if isinstance(one.turns, int) else len(one.turns)
     versions = [span.version for span in one.spans]
+    left_out = ", ".join(f"{count} {reason}" for reason, count in sorted(one.left_out.items()))
     oldest, newest_version = min(versions, default=0), max(versions, default=0)
     found = [
         f"rollout {one.rollout}",
@@ -156,6 +157,7 @@ def facts(one: SeenRollout | RolloutRecord) -> list[str]:
         f"{one.attempts} attempts" if one.attempts > 1 else "",
         one.finish,
         became(one),
+        f"tokens left out of the loss: {left_out}" if left_out else "",
     ]
     return [fact for fact in found if fact]
 

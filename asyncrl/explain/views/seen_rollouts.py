@@ -6,6 +6,8 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,10 +21,11 @@ from asyncrl.messages import Finish, NoVerdict, Scored, Span, Split
 
 class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a rollout in a word each, at its end or now. `status` is a word of
-    `RolloutStatus`; one that is discarded or buried has a `reason`. `images` are the hashes of its
-    prompt's (`RUN/images`), or of those that an agent's turns were given, by their numbers.
-    `failures` are the kinds of
-    those of an agent's earlier attempts, as far as the journal has them; its log has more."""
+    `RolloutStatus`; one that is discarded or buried has a `reason`. `left_out` counts the tokens of
+    a trained one that did not enter the loss, by reason. `images` are the hashes of its prompt's
+    (`RUN/images`), or of those that an agent's turns were given, by their numbers. `failures` are
+    the kinds of those of an agent's earlier attempts, as far as the journal has them; its log has
+    more."""
 
     rollout: int
     group: int
@@ -34,6 +37,7 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     no_verdict: str
     finish: Finish
     attempts: int
+    left_out: dict[str, int] = {}
     failures: list[str] = []
     images: list[str] = []
 
@@ -75,29 +79,41 @@ class SeenRollout(RolloutFacts, frozen=True, kw_only=True):
         return self.step - min(span.version for span in self.spans)
 
 
-def ending(experience: Experience, event: e.AnyEvent) -> Iterator[tuple[Rollout, str, str]]:
-    """The live rollouts that an event ends, each with the status that it gets, and why."""
+class EndOfRollout(NamedTuple):
+    """A live `rollout` that an event ends, or one as it is: the `status` that it gets, why, and the
+    tokens of a trained one that were `left_out` of the loss, by reason."""
+
+    rollout: Rollout
+    status: str
+    reason: str = ""
+    left_out: Mapping[str, int] = MappingProxyType({})
+
+
+def ending(experience: Experience, event: e.AnyEvent) -> Iterator[EndOfRollout]:
+    """The live rollouts that an event ends."""
     rollouts = experience.rollouts
     match event:
         case e.Trained(number, trained, discarded) if number in rollouts:
-            reason = _largest(discarded)
-            yield rollouts[number], *(("trained", "") if trained else ("discarded", reason))
+            if trained:
+                yield EndOfRollout(rollouts[number], "trained", left_out=discarded)
+            else:
+                yield EndOfRollout(rollouts[number], "discarded", _largest(discarded))
         case e.Discarded(number, reason) if number in rollouts:
-            yield rollouts[number], "discarded", reason
+            yield EndOfRollout(rollouts[number], "discarded", reason)
         case e.Buried(number, reason) | e.Pruned(number, reason, 0) if number in rollouts:
-            yield rollouts[number], "buried", reason
+            yield EndOfRollout(rollouts[number], "buried", reason)
         case e.Taken(_, taken, left_out):  # those that nobody could judge leave with it, too
             for number in left_out:
                 if number in rollouts:
-                    yield rollouts[number], "discarded", "not_chosen"
+                    yield EndOfRollout(rollouts[number], "discarded", "not_chosen")
             numbers = {rollouts[number].group for number in taken if number in rollouts}
             for group in (experience.groups[number] for number in sorted(numbers)):
                 for member in group.unscored if group.complete else ():
-                    yield member, "discarded", "no_verdict"
+                    yield EndOfRollout(member, "discarded", "no_verdict")
         case e.Dropped(number, reason) if number in experience.groups:
             for member in experience.groups[number].members:
                 if member.id in rollouts:
-                    yield member, "discarded", reason
+                    yield EndOfRollout(member, "discarded", reason)
 
 
 def _largest(discarded: Mapping[str, int]) -> str:
@@ -105,7 +121,9 @@ def _largest(discarded: Mapping[str, int]) -> str:
     return min(discarded, key=lambda reason: (-discarded[reason], reason), default="empty")
 
 
-def seen(group: Group, rollout: Rollout, status: str, reason: str) -> SeenRollout:
+def seen(group: Group, end: EndOfRollout) -> SeenRollout:
+    """A rollout as it is seen at its end."""
+    rollout = end.rollout
     verdict = rollout.verdict
     ids, behaviour, spans, attempts, turns = _sampled(rollout, group.prompt)
     rewards = group.rewards if group.complete else []
@@ -114,8 +132,9 @@ def seen(group: Group, rollout: Rollout, status: str, reason: str) -> SeenRollou
         group=group.id,
         split=group.split,
         prompt_index=group.prompt_index,
-        status=status,
-        reason=reason,
+        status=end.status,
+        reason=end.reason,
+        left_out=dict(end.left_out),
         reward=verdict.reward if isinstance(verdict, Scored) else None,
         mean_reward=sum(rewards) / len(rewards) if rewards else None,
         no_verdict=verdict.reason if isinstance(verdict, NoVerdict) else "",

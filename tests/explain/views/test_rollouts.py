@@ -22,7 +22,7 @@ from asyncrl.experience.recovery import recovered
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.explain.views import record_files
 from asyncrl.explain.views.newest_rollouts import living, newest_ended
-from asyncrl.explain.views.rollout_records import Wanted, records
+from asyncrl.explain.views.rollout_records import Wanted, facts, records
 from asyncrl.explain.views.seen_rollouts import SeenRollout
 from asyncrl.journal import SqliteHistory
 from asyncrl.journal.disk import Compact
@@ -95,6 +95,8 @@ def test_every_end_of_a_rollout_is_told_apart(run: Path) -> None:
         4,
         4,
     )
+    assert first.left_out == {"icepop": 1} and not found[1].left_out
+    assert facts(first)[-2:] == ["trained", "tokens left out of the loss: 1 icepop"]
     assert text(first.ids) == "abcabc" and first.spans == [Span(0, 0, 3), Span(2, 3, 6)]
     assert found[1].no_verdict == "timeout" and found[1].reward is None and found[1].lag is None
     assert found[5].split == "evaluation" and found[5].prompt_index == 4
@@ -359,6 +361,7 @@ def test_parquet_has_what_the_lines_have(
     for row in rows:
         row["spans"] = [[*span.values()] for span in row["spans"]]
         row["failed_calls"] = dict(row["failed_calls"])
+        row["left_out"] = dict(row["left_out"])
         row["printed"] = {str(attempt): text for attempt, text in row["printed"]}
     assert rows == [json.loads(line) for line in lines.read_text().splitlines()] and len(rows) == 9
     assert found.num_row_groups == 3 and len(rows[0]["messages"]) == 5
