@@ -207,9 +207,8 @@ async def test_what_is_wrong_is_said_and_changes_nothing(
         sentence(await http("POST", reward, b'{"reward": 1e39}', right), 422, "invalid_value")
         sentence(await http("POST", reward, {"reward": 1, "turn": 0}, right), 422, "no_turn")
         # parameters, as everywhere; the temperature is the run's
-        form = {"type": "json_object"}
-        refused = await http(*chat(facts, response_format=form))
-        assert "response_format" in sentence(refused, 400, "unsupported_value")
+        refused = await http(*chat(facts, modalities=["audio"]))
+        assert "modalities" in sentence(refused, 400, "invalid_value")
         long = [{"role": "user", "content": "x" * 500}]
         sentence(await http(*chat(facts, messages=long)), 400, "context_length_exceeded")
         answer = await http(*chat(facts, temperature=0.1))

@@ -51,7 +51,7 @@ async def solve(client, episode):
         case 2:
             return float("nan")
         case 3:
-            await say("x", response_format={"type": "json_object"})
+            await say("x", n=0)
 """
 
 

@@ -14,6 +14,7 @@ import trio
 
 from asyncrl.agents.gateway.call_images import CallImages
 from asyncrl.agents.gateway.call_record import CallRecord
+from asyncrl.agents.gateway.dialects.parameters import FORMS, NO_FORM
 from asyncrl.agents.gateway.errors import GatewayError, bad
 from asyncrl.agents.gateway.formats.every_format import looks_like_a_call
 from asyncrl.agents.gateway.gateway_settings import Settings
@@ -67,9 +68,10 @@ class Gateway:
             if name not in self._warned and len(self._warned) < _WARNINGS:
                 self._warned.add(name)
                 logger.warning(
-                    "the parameter %s of agents' calls has no effect: what training fixes is the "
-                    "run's, and the rest is not done here (agent.strict_parameters refuses it)",
+                    "the parameter %s of agents' calls has no effect: %s "
+                    "(agent.strict_parameters refuses it)",
                     escaped(name, 80),
+                    NO_FORM if name in FORMS else "training fixes it, or it is not done here",
                 )
 
     @property

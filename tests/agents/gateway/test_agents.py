@@ -213,8 +213,9 @@ async def test_the_official_client_reads_refusals(tokenizer: Tokenizer) -> None:
         ):
             client.chat.completions.create(**ask)
         with openai.OpenAI(base_url=base, api_key=KEY, max_retries=0) as client:
-            with pytest.raises(openai.BadRequestError, match="cannot be enforced"):
-                client.chat.completions.create(**ask, response_format={"type": "json_object"})
+            form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {}}}
+            told = client.chat.completions.with_raw_response.create(**ask, response_format=form)
+            assert told.headers["x-ignored"] == "response_format", "the agent reads what it got"
             assert client.completions.create(model=MODEL, prompt="hi").choices[0].text == "x"
 
     with trio.fail_after(PATIENCE_S):

@@ -18,8 +18,10 @@ from trio.testing import MockClock
 
 from asyncrl.agents.gateway import api_requests
 from asyncrl.agents.gateway.dialects import anthropic_messages, completions, responses
+from asyncrl.agents.gateway.dialects import chat as chat_calls
 from asyncrl.agents.gateway.dialects.chat import ChatRequest
 from asyncrl.agents.gateway.dialects.every_dialect import every_dialect
+from asyncrl.agents.gateway.dialects.parameters import FORMS
 from asyncrl.agents.gateway.errors import GatewayError
 from asyncrl.agents.gateway.gateway_settings import Settings
 from asyncrl.bundled.bundled_model import VOCABULARY
@@ -129,7 +131,6 @@ DEEP = b"[" * 200_000 + b"]" * 200_000
         ({"top_logprobs": 21}, "top_logprobs", "<= 20"),
         ({"modalities": ["audio"]}, "modalities", "text alone"),
         ({"functions": [{"name": "f"}]}, "functions", "use tools"),
-        ({"guided_json": {}}, "guided_json", "grammar"),
         ({"temperature": -1}, "temperature", ">= 0"),
         ({"temperature": "hot"}, "temperature", "Expected"),
         ({"max_tokens": 0}, "max_tokens", ">= 1"),
@@ -140,8 +141,8 @@ DEEP = b"[" * 200_000 + b"]" * 200_000
         ({"stop": "x" * 257}, "stop", "256 characters"),
         ({"messages": [{"role": "user"}] * 4097}, "messages", "<= 4096"),
         ({"messages": [5]}, "messages", "messages[0]"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "enforced"),
-        ({"response_format": {"type": "json_schema"}}, "response_format", "enforced"),
+        ({"response_format": {"schema": {}}}, "response_format", "with a type"),
+        ({"response_format": "json"}, "response_format", "with a type"),
         ({"tool_choice": "some"}, "tool_choice", "auto"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "'f'"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "list of tools"),
@@ -202,7 +203,7 @@ async def test_each_is_refused_by_name(
             "frequency_penalty": 0,
             "user": "u",
             "stop": None,
-            "response_format": None,
+            "response_format": {"type": "text"},
         }
         assert (await client.post(CHAT, json=chat("hi", **neutral))).status_code == 200
 
@@ -302,6 +303,8 @@ def test_deep_json_is_a_sentence() -> None:
         ({"top_k": 5}, "top_k", "left out"),
         ({"reasoning_effort": "low"}, "reasoning_effort", "does not know 'reasoning_effort'"),
         ({"tool_choice": "required"}, "tool_choice", "'none'"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "grammar"),
+        ({"guided_json": {}}, "guided_json", "does not know"),
         ({"model": "other"}, "model", "no model 'other'"),
         ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages", "mood"),
     ],
@@ -363,3 +366,31 @@ async def test_a_template_that_refuses_is_a_sentence(tmp_path: Path, virtual: Mo
         response = await client.post(CHAT, json=chat("hi"))
         assert response.status_code == 400 and "system last" in response.json()["error"]["message"]
     assert coordinator.asks == []
+
+
+FORM = {"type": "json_schema", "name": "answer", "schema": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "asked", "name"),
+    [
+        (chat_calls, {"response_format": FORM}, "response_format"),
+        (chat_calls, {"guided_json": FORM}, "guided_json"),
+        (responses, {"text": {"format": FORM}}, "text.format"),
+        (anthropic_messages, {"output_config": {"format": FORM}}, "output_config.format"),
+        (anthropic_messages, {"output_format": FORM}, "output_format"),
+    ],
+)
+def test_a_form_of_the_reply_is_not_enforced_and_that_is_said(
+    dialect: Any, asked: dict[str, Any], name: str
+) -> None:
+    """So that an agent whose client asks for JSON trains as it is."""
+    messages = [{"role": "user", "content": "hi"}]
+    body = {"model": MODEL, "max_tokens": 9, "messages": messages, **asked}
+    if dialect is responses:
+        body = {"model": MODEL, "input": "hi", **asked}
+    sent = json.dumps(body).encode()
+    assert dialect.read(sent, LIMITS).ignored == (name,) and name in FORMS
+    with pytest.raises(GatewayError) as refused:
+        dialect.read(sent, STRICT)
+    assert refused.value.param == name.partition(".")[0]

@@ -16,11 +16,11 @@ from asyncrl.agents.gateway.dialects.contents import (
 )
 from asyncrl.agents.gateway.dialects.parameters import (
     MESSAGES,
-    NO_FORMAT,
     ModelName,
     Positive,
     checked_stops,
     few,
+    form_ignored,
     function_tool,
     is_named,
     metadata_role,
@@ -53,7 +53,6 @@ IGNORED = (
     "context_management",
 )
 REFUSED = {
-    "output_format": NO_FORMAT,
     "mcp_servers": "the gateway opens no servers; offer their tools",
     "container": "the gateway has no containers; offer a tool that does",
 }
@@ -113,10 +112,9 @@ def read(body: bytes, settings: Settings) -> ModelCall:
         body, MessagesRequest, settings, neutral={}, ignored=IGNORED, refused=REFUSED
     )
     served(asked.model, settings)
-    for name in asked.output_config or {}:
-        if name == "format":
-            raise bad(f"output_config.format: {NO_FORMAT}", "output_config")
-        ignored.append(f"output_config.{name}")
+    config = asked.output_config or {}
+    ignored += form_ignored(config.get("format"), "output_config.format", settings)
+    ignored += [f"output_config.{name}" for name in config if name != "format"]
     tools, left = _tools(asked.tools or [], settings)
     tools, chosen = _choose(tools, asked.tool_choice or {"type": "auto"}, settings)
     messages: list[dict[str, Any]] = []

@@ -11,12 +11,12 @@ from asyncrl.agents.gateway.dialects.contents import content_of
 from asyncrl.agents.gateway.dialects.parameters import (
     CHOICES,
     MESSAGES,
-    NO_FORMAT,
     ModelName,
     Positive,
     Temperature,
     arguments_of,
     checked_stops,
+    form_ignored,
     function_tool,
     is_named,
     metadata_role,
@@ -60,21 +60,6 @@ REFUSED = {
     "function_call": "it is no longer OpenAI's; use tool_choice",
     "audio": "this model writes text alone",
     "web_search_options": "the gateway searches nothing; offer a tool that does",
-    **dict.fromkeys(
-        (
-            "guided_json",
-            "guided_regex",
-            "guided_choice",
-            "guided_grammar",
-            "structured_outputs",
-            "structural_tag",
-            "json_schema",
-            "regex",
-            "ebnf",
-            "grammar",
-        ),
-        NO_FORMAT,
-    ),
 }
 
 
@@ -83,12 +68,6 @@ class StreamOptions(msgspec.Struct):
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
-
-
-class ResponseFormat(msgspec.Struct):
-    """OpenAI's form of a reply; text is the only one here."""
-
-    type: str
 
 
 class _Function(msgspec.Struct):
@@ -150,7 +129,7 @@ class ChatRequest(CallRequest, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
+    response_format: Any = None
     store: bool | None = None
     metadata: dict[str, Any] | None = None
     modalities: list[str] | None = None
@@ -166,12 +145,7 @@ def read(body: bytes, settings: Settings) -> ModelCall:
     )
     served(asked.model, settings)
     one_choice(asked.n, settings)
-    if asked.response_format is not None and asked.response_format.type != "text":
-        raise bad(
-            f"response_format must be {{'type': 'text'}} or left out: {NO_FORMAT}",
-            "response_format",
-            "unsupported_value",
-        )
+    ignored += form_ignored(asked.response_format, "response_format", settings)
     if asked.modalities is not None and set(asked.modalities) != {"text"}:
         raise bad("modalities must be ['text']: this model writes text alone", "modalities")
     tools = [_tool(at, tool) for at, tool in enumerate(asked.tools or [])]

@@ -2,9 +2,9 @@
 but for the parameters that `ignored` names; one that cannot be done is a 400 that names the
 parameter.
 
-Parameters that change the distribution which tokens are drawn from (`top_p`, penalties) have no
-effect, because the recorded log-probabilities must be those of the sampling. Those that the reply
-would be wrong without (a JSON schema) are refused.
+Parameters that change the distribution which tokens are drawn from (`top_p`, penalties, a JSON
+schema) have no effect, because the recorded log-probabilities must be those of the sampling. Agents
+that ask for a form read a reply that has not got it, and try again: a reward teaches it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,16 @@ _NAMED = 32
 """Parameters that an answer's header names, at most."""
 _NAME = re.compile(r"[A-Za-z0-9_.:\[\]-]{1,64}")
 _NULL = b"null"
-NO_FORMAT = (
-    "the reply's form cannot be enforced: sampling under a grammar would draw from another "
-    "distribution than the one that is trained; ask for it in the prompt, and reward it"
+NO_FORM = (
+    "the reply's form is not enforced: sampling under a grammar would draw from another "
+    "distribution than the one that is trained; ask for the form in the prompt, and reward it"
 )
+FORMS = {
+    *("response_format", "text.format", "output_config.format", "output_format"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("structured_outputs", "structural_tag", "json_schema", "regex", "ebnf", "grammar"),
+}
+"""Parameters that ask for a form of the reply: OpenAI's, Anthropic's, vLLM's and SGLang's."""
 
 _Type = TypeVar("_Type")
 
@@ -122,6 +128,24 @@ def metadata_role(metadata: Mapping[str, Any] | None) -> str:
     if not metadata or metadata.get("role") is None:
         return ""
     return role_of(metadata["role"], "metadata.role")
+
+
+def form_ignored(form: Any, param: str, settings: Settings) -> list[str]:
+    """The name of the parameter that asks for a form of the reply, which has no effect; nothing for
+    plain text. Raises GatewayError (400) for a form without a type, and where parameters are
+    strict."""
+    kind = "text" if form is None else form.get("type") if isinstance(form, Mapping) else None
+    if kind == "text":
+        return []
+    if not isinstance(kind, str):
+        raise bad(f"{param} must be an object with a type, not {form!r}", param.partition(".")[0])
+    if settings.strict:
+        raise bad(
+            f"{param} must be {{'type': 'text'}} or left out: {NO_FORM}",
+            param.partition(".")[0],
+            "unsupported_value",
+        )
+    return [param]
 
 
 def served(model: str, settings: Settings) -> None:

@@ -12,11 +12,11 @@ from asyncrl.agents.gateway.dialects.chat import choose
 from asyncrl.agents.gateway.dialects.contents import content_of
 from asyncrl.agents.gateway.dialects.parameters import (
     MESSAGES,
-    NO_FORMAT,
     ModelName,
     Positive,
     Temperature,
     arguments_of,
+    form_ignored,
     function_tool,
     metadata_role,
     named,
@@ -103,9 +103,7 @@ def read(body: bytes, settings: Settings) -> ModelCall:
     )
     served(asked.model, settings)
     text = asked.text or {}
-    form = text.get("format")
-    if form is not None and (not isinstance(form, Mapping) or form.get("type") != "text"):
-        raise bad(f"text.format must be {{'type': 'text'}} or left out: {NO_FORMAT}", "text")
+    ignored += form_ignored(text.get("format"), "text.format", settings)
     ignored += [f"text.{name}" for name in text if name != "format"]
     tools, left = _tools(asked.tools or [], settings)
     texts = [tool.get("name") for tool in asked.tools or [] if tool.get("type") == "custom"]
