@@ -262,9 +262,9 @@ class _Launch:
         with trio.CancelScope(shield=True):
             done = await trio.to_thread.run_sync(enders.end_left)
         for one in (failed := [one for one in done if one.wrong])[:TOLD]:
-            self._display.note(f"An attempt left what could not be ended: {escaped(str(one))}.")
+            self._display.note(f"An attempt left what could not be removed: {escaped(str(one))}.")
         if len(failed) > TOLD:
-            self._display.note(f"{len(failed)} things are left; `asyncrl sweep {self._run}` again.")
+            self._display.note(f"{len(failed)} things are left; rerun `asyncrl sweep {self._run}`.")
 
     async def _adapt(self) -> bool:
         """Adapt the ranks to what there is now for another life. False if it is too little."""
@@ -458,7 +458,7 @@ class _Launch:
         if not self._more and self._places.more(self._config, self._run):
             self._more = True
             self._display.note(
-                "A machine for the trainer is there: the run goes on from its checkpoint."
+                "A machine joined for the trainer: the run continues from its checkpoint."
             )
             self._supervisor.cancel()
         self._display.update(update)

@@ -28,7 +28,7 @@ def sweep(run: Path, say: Callable[[str], None]) -> int:
     user's."""
     files = RunFiles(run)
     refuse_foreign(run.absolute())  # its run.toml may name a command
-    living = "this run lives, and ends itself what its attempts leave; sweep it when it is over"
+    living = "this run is alive and removes what its attempts leave; sweep it when it is over"
     with claimed(run, living):
         done = Enders(run.absolute(), _command(files), _remote(files)).end_left()
     for one in done:
@@ -37,7 +37,7 @@ def sweep(run: Path, say: Callable[[str], None]) -> int:
     if not done:
         say("Nothing is left of this run.")
     elif left:
-        say(f"{left} of {len(done)} are left: see to them, and sweep again.")
+        say(f"{left} of {len(done)} are left: look at them, and sweep again.")
     return int(bool(left))
 
 

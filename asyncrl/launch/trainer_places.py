@@ -92,7 +92,7 @@ class TrainerPlaces:
         if (ranks := ranks_of(found.train)) < least:
             self._note(
                 f"The run ends: {ranks} of {ranks_of(self._requested.train)} ranks are left, and "
-                f"train.min_ranks is {least}; go on with --resume when there are more."
+                f"train.min_ranks is {least}; continue with --resume when there are more."
             )
             return None
         if ranks == ranks_of(settings.train):

@@ -103,7 +103,7 @@ def returned(
     if rows is None and whole and tokens:
         raise Garbled(
             "returned no experts with the end of a response: start it with "
-            "--enable-return-routed-experts, and have a router pass on what it is asked for"
+            "--enable-return-routed-experts, and make any router pass on what is requested"
         )
     return None if rows is None else records(rows, layout, tokens, whole=whole)
 
