@@ -467,7 +467,7 @@ def refuse_unreadable(run: Path) -> None:
 
 
 def check_curve(run: Path) -> int:
-    """Check that a resumed run can go on with its curve. Lines that are damaged are left out.
+    """Check that a resumed run can continue its curve. Damaged lines are left out.
     Returns the steps in it."""
     path = run / METRICS
     if exists(path) and not is_file(path):

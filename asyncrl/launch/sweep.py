@@ -1,7 +1,7 @@
 """`asyncrl sweep RUN`: ends what the agents of a dead run left outside: containers, remote
 sandboxes, directories (`asyncrl.sandbox.opened`).
 
-Invariant: nothing of a living run is ended, and none begins meanwhile: the run is claimed.
+Invariant: nothing of a live run is ended, and none starts meanwhile, because the run is claimed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from asyncrl.sandbox.enders import Enders, RemoteEnd
 
 
 def sweep(run: Path, say: Callable[[str], None]) -> int:
-    """End what is left, and say for each thing if it is gone. Returns the exit status: 0 if nothing
-    is left, else 1. Raises ConfigError for what is no run, for one that lives, and for another
+    """End what is left, and say of each thing whether it is gone. Returns the exit status: 0 if
+    nothing is left, else 1. Raises ConfigError for what is no run, for one that lives, and for another
     user's."""
     files = RunFiles(run)
     refuse_foreign(run.absolute())  # its run.toml may name a command

@@ -95,7 +95,7 @@ def returned(
     tokens: int,
     reason: str | None,
 ) -> Records | None:
-    """The records of a stream that ended after `tokens` new tokens, or goes on (`reason` None):
+    """The records of a stream that ended after `tokens` new tokens, or continues (`reason` None):
     None if it has none. Raises Garbled where a complete response has none."""
     if layout is None or reason is None:
         return None

@@ -80,7 +80,7 @@ _FAULTS = (Exception,)
 
 
 class HubError(Exception):
-    """A model cannot be used; its text goes on after `key is 'org/name', `."""
+    """A model cannot be used; its text follows `key is 'org/name', `."""
 
 
 class _ShardIndex(msgspec.Struct):
