@@ -24,8 +24,8 @@ from asyncrl.sandbox.enders import Enders, RemoteEnd
 
 def sweep(run: Path, say: Callable[[str], None]) -> int:
     """End what is left, and say of each thing whether it is gone. Returns the exit status: 0 if
-    nothing is left, else 1. Raises ConfigError for what is no run, for one that lives, and for another
-    user's."""
+    nothing is left, else 1. Raises ConfigError for what is no run, for a live run, and for
+    another user's."""
     files = RunFiles(run)
     refuse_foreign(run.absolute())  # its run.toml may name a command
     living = "this run is alive and removes what its attempts leave; sweep it when it is over"
