@@ -19,61 +19,60 @@ SFT = (
     "of any run. Its model is a model.path for reinforcement learning."
 )
 WHY = (
-    "Explain in a few sentences the state of a run: which side is idle, and what it waits for. The "
-    "run may be alive, stalled, or killed."
+    "Explain the state of a run in a few sentences: which side is idle, and what it waits for. The "
+    "run may be alive, stalled or killed."
 )
 COMPARE = (
     "Show runs side by side: the settings in which they differ, and their results. They may be "
-    "alive, or over."
+    "alive or over."
 )
 RUNS = (
-    "List the runs in a directory, the newest first: state, steps, held-out accuracy, and the time "
-    "of devices that each has used."
+    "List the runs in a directory, the newest first: state, steps, held-out accuracy and device "
+    "time."
 )
 PAGE = (
-    "Serve a page for browsers: of a run that lives or is over, or of all runs in a folder. It has "
-    "curves that can be laid over each other, what limits the run, the flow, and rollouts to "
-    "browse. It changes nothing, and runs go on without it. On another host than loopback it has "
-    "a key."
+    "Serve a page for browsers: of one run, alive or over, or of all runs in a folder. It shows "
+    "curves that can be overlaid, what limits the run, its flow and its rollouts. It changes "
+    "nothing, and runs do not depend on it. On any host but loopback it requires a key."
 )
 ROLLOUTS = (
-    "Show the model's responses: the newest rollouts that ended, the newest first, with messages, "
-    "calls and results, reward, expected answer and versions; follow them; or write them to a file."
+    "Show the model's responses: rollouts that ended, the newest first, with messages, calls and "
+    "results, reward, expected answer and versions; follow them; or write them to a file."
 )
 TOP = (
-    "Show the live display of a run that was started elsewhere, until it ends. Ctrl-C ends the "
-    "display alone."
+    "Show the live display of a run that was started elsewhere, until it ends. Ctrl-C ends only "
+    "the display."
 )
 REPORT = (
     "Write one HTML file about a run, alive or over: what happened, its curves, where time and "
     "tokens went, its newest rollouts, what to change next. It has no script and loads nothing."
 )
 SWEEP = (
-    "End what the agents of a run that is over, or was killed, left outside of it: containers, "
-    "remote sandboxes, directories. A run that goes on does so by itself."
+    "Remove what the agents of a finished or killed run left outside it: containers, remote "
+    "sandboxes, directories. A live run does this by itself."
 )
 AGENT = (
-    "Take part in a run whose launcher is on another machine: start its rollout actors here, until "
-    "it is over. The machine needs asyncrl and the run's join.token, and no model."
+    "Take part in a run whose launcher is on another machine: run its rollout actors here until it "
+    "is over. This machine needs asyncrl and the run's join.token, but no model."
 )
 CHECK = "Check a configuration and show what follows from it. Starts nothing, writes nothing."
 PLAY = (
     "Play one episode of the run's agent here, and print each context, response, reward and error. "
     "Without an agent: one prompt, its response and its verdict. Trains nothing."
 )
-TASKS = "List the tasks, each with an example and if the bundled model can learn it; or show one."
+TASKS = "List the tasks, each with an example and whether the bundled model learns it; or show one."
 FETCH = (
-    "Fetch the copy of a run from an object store (run.copy) into a directory, which `asyncrl "
-    "train --resume` goes on from. Credentials are those of the environment."
+    "Fetch the copy of a run from an object store (run.copy) into a directory, from which `asyncrl "
+    "train --resume` continues. Credentials come from the environment."
 )
 MERGE = (
     "Merge models of one architecture into a new model directory: the mean of their weights, or "
-    "with --base the base plus their differences from it. A run stands for its model."
+    "with --base the base plus their differences from it. A run's directory stands for its model."
 )
 SETTINGS = "List the basic settings; or all settings of a section, with defaults, ranges and units."
 INIT = (
-    "Write a run.toml with comments for a task, or for a file of prompts, with its lengths. It "
-    "refuses to write over a file."
+    "Write a commented run.toml for a task, or for a file of prompts, with its lengths. It never "
+    "overwrites a file."
 )
 SIMULATE = (
     "Run the whole system in virtual time, in this process, with fake engines and every kind of "
@@ -82,9 +81,8 @@ SIMULATE = (
     "on a cluster, by models of engines, lengths, trainer and network."
 )
 CALIBRATE = (
-    "Fit the models of `asyncrl simulate run.toml` from a run, alive or over, and write them to "
-    "its models.toml. Further runs, with other engine.slots, give further points of the "
-    "engine."
+    "Fit the models of `asyncrl simulate run.toml` to a run, alive or over, and write them to its "
+    "models.toml. More runs, with other engine.slots, give more points of the engine's speed."
 )
 EXAMPLES = """\
 examples:
@@ -100,7 +98,7 @@ examples:
   asyncrl rollouts runs/a --reward-below 0.5 --last 3
 """
 SOURCES = """\
-settings: --set wins over an ASYNCRL_* variable, that over run.toml, that over the default.
+settings: --set wins over an ASYNCRL_* variable, that over run.toml, and that over the default.
 `asyncrl settings` lists the basic ones, `asyncrl settings SECTION` all of a section.
 exit status: 0 the run ended well, 1 it failed, 2 the input is wrong and nothing was trained.
 """
@@ -109,7 +107,7 @@ examples:
   asyncrl play run.toml --prompt 3
   asyncrl play --set agent.run=./my_agent.py:solve --fake "I do not know" --fake "42"
 
-settings: as for train. The model is decoded in this process, whatever engine.kind is.
+settings: as for train. The model decodes in this process, whatever engine.kind is.
 exit status: 0 there is a reward, 1 the agent failed or there is none, 2 the input is wrong.
 """
 
@@ -174,14 +172,14 @@ def parser() -> argparse.ArgumentParser:
         "--resume",
         type=Path,
         metavar="RUN",
-        help="go on with the run in this directory, from its last checkpoint",
+        help="continue the run in this directory from its last checkpoint",
     )
     supervised = add("sft", SFT, SOURCES)
     supervised.add_argument(
         "--resume",
         type=Path,
         metavar="RUN",
-        help="go on with the run in this directory, from its last checkpoint",
+        help="continue the run in this directory from its last checkpoint",
     )
     supervised.add_argument(
         "--check", action="store_true", help="count rows, tokens and steps, and start nothing"
@@ -196,20 +194,20 @@ def parser() -> argparse.ArgumentParser:
     )
     tried = add("play", PLAY, PLAYED)
     tried.add_argument(
-        "--split", choices=("train", "evaluation"), default="train", help="of this split"
+        "--split", choices=("train", "evaluation"), default="train", help="the prompt's split"
     )
     tried.add_argument(
-        "--prompt", type=int, default=0, metavar="N", help="the prompt of this number, from 0"
+        "--prompt", type=int, default=0, metavar="N", help="the prompt's number, from 0"
     )
     tried.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="the seed that the agent gets (default: 0)"
+        "--seed", type=int, default=0, metavar="N", help="the agent's seed (default: 0)"
     )
     tried.add_argument(
         "--fake",
         action="append",
         default=[],
         metavar="TEXT",
-        help="the model says this instead; repeated: one for each call, the last for all others",
+        help="a reply in place of the model's; repeatable, once a call; the last serves all others",
     )
     part = verbs.add_parser("agent", help=AGENT, description=AGENT)
     part.add_argument(
@@ -225,7 +223,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="directory for logs here, kept afterwards (default: one that is removed)",
     )
-    part.add_argument("--name", default="", help="of this machine (default: its host name)")
+    part.add_argument("--name", default="", help="a name for this machine (default: its host name)")
     part.add_argument(
         "--for",
         dest="role",
@@ -235,20 +233,20 @@ def parser() -> argparse.ArgumentParser:
         "(cluster.trainer_agents), or reward actors (cluster.reward_agents)",
     )
     part.add_argument(
-        "--cores", type=_positive, default=0, metavar="N", help="to offer (default: all)"
+        "--cores", type=_positive, default=0, metavar="N", help="cores to offer (default: all)"
     )
     part.add_argument(
         "--patience",
         type=_more_than_0,
         metavar="S",
-        help="seconds to wait for a launcher that is gone, and may be started again by `asyncrl "
-        "train --resume` (default: two minutes)",
+        help="seconds to wait for a launcher that is gone and may be restarted by `asyncrl train "
+        "--resume` (default: two minutes)",
     )
     listing = verbs.add_parser("tasks", help=TASKS, description=TASKS)
-    listing.add_argument("task", nargs="?", metavar="TASK", help="one of them (default: all)")
+    listing.add_argument("task", nargs="?", metavar="TASK", help="a task (default: all)")
     catalogue = verbs.add_parser("settings", help=SETTINGS, description=SETTINGS)
     catalogue.add_argument(
-        "section", nargs="?", metavar="SECTION", help="one of them (default: the basic settings)"
+        "section", nargs="?", metavar="SECTION", help="a section (default: the basic settings)"
     )
     fetched = verbs.add_parser("fetch", help=FETCH.split(". ")[0] + ".", description=FETCH)
     fetched.add_argument("url", metavar="URL", help="the run's run.copy, such as s3://bucket/run")
@@ -276,8 +274,8 @@ def parser() -> argparse.ArgumentParser:
         "--engines",
         type=_positive,
         metavar="N",
-        help="no faults, but a cluster of so many engines: what it costs, or a forecast of "
-        "run.toml on it (default: rollout.actors)",
+        help="no faults, but a cluster of N engines: what it costs, or a forecast of run.toml on "
+        "it (default: rollout.actors)",
     )
     trial.add_argument(
         "--hours", type=_more_than_0, default=1.0, help="virtual hours of the cluster (default 1)"
@@ -294,18 +292,20 @@ def parser() -> argparse.ArgumentParser:
         "models.toml beside run.toml)",
     )
     sizing.add_argument(
-        "--price", type=_more_than_0, metavar="X", help="of a device for an hour, to show the cost"
+        "--price",
+        type=_more_than_0,
+        metavar="X",
+        help="price of a device for an hour, to show the cost",
     )
     sizing.add_argument(
         "--search",
         action="store_true",
-        help="recommend engines to trainers, depth, over-provisioning and unit",
+        help="recommend a split into engines and trainers, depth, over-provisioning and unit",
     )
     sizing.add_argument(
         "--exact",
         action="store_true",
-        help="simulate every step of these hours, of the whole cluster (default: as many as make "
-        "the mean known, in seconds)",
+        help="simulate every step of the whole cluster (default: stop when the mean step is known)",
     )
     trial.add_argument("--jobs", type=_positive, metavar="N", help="processes (default 1)")
     trial.add_argument(
@@ -329,7 +329,7 @@ def parser() -> argparse.ArgumentParser:
         "--accuracy",
         type=_share,
         metavar="X",
-        help="show after how many seconds each run reached it, 0 to 1 (default: what all reached)",
+        help="show the seconds in which each run reached it, 0 to 1 (default: what all reached)",
     )
     beside.add_argument("--json", action="store_true", help="print all of it as JSON")
     listed = verbs.add_parser("runs", help=RUNS, description=RUNS)
@@ -339,7 +339,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="?",
         default=Path("runs"),
         metavar="FOLDER",
-        help="the directory that has them (default: runs)",
+        help="the directory of the runs (default: runs)",
     )
     live = verbs.add_parser("top", help=TOP, description=TOP)
     _add_run(live)
@@ -383,10 +383,10 @@ def parser() -> argparse.ArgumentParser:
         help="the directory of a run, or of several (default: runs)",
     )
     shown.add_argument(
-        "--host", default="127.0.0.1", help="the address to answer at (default: 127.0.0.1)"
+        "--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)"
     )
     shown.add_argument(
-        "--port", type=_port, default=8080, metavar="N", help="its port; 0: any (default: 8080)"
+        "--port", type=_port, default=8080, metavar="N", help="the port; 0: any (default: 8080)"
     )
     swept = verbs.add_parser("sweep", help=SWEEP, description=SWEEP)
     swept.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
@@ -400,7 +400,9 @@ def parser() -> argparse.ArgumentParser:
     rollouts.add_argument(
         "--reward-above", type=float, metavar="X", help="only with a larger reward"
     )
-    rollouts.add_argument("--step", type=_index, metavar="N", help="only those that it took")
+    rollouts.add_argument(
+        "--step", type=_index, metavar="N", help="only those trained in this step"
+    )
     rollouts.add_argument(
         "--lag-above", type=_index, metavar="N", help="only with a larger lag, in versions"
     )
@@ -409,13 +411,15 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="only with a failed attempt or call, without a verdict, or buried",
     )
-    rollouts.add_argument("--living", action="store_true", help="only those that have not ended")
+    rollouts.add_argument("--living", action="store_true", help="only unfinished ones")
     rollouts.add_argument(
         "--follow",
         action="store_true",
-        help="go on with each that ends, until the run is over; Ctrl-C ends it",
+        help="show each rollout that ends, until the run is over; Ctrl-C stops it",
     )
-    rollouts.add_argument("--finish", choices=["stop", "length"], help="only with this end")
+    rollouts.add_argument(
+        "--finish", choices=["stop", "length"], help="only with this finish reason"
+    )
     rollouts.add_argument(
         "--last",
         type=_positive,
@@ -428,13 +432,13 @@ def parser() -> argparse.ArgumentParser:
         "--output",
         type=Path,
         metavar="FILE",
-        help="a new FILE.jsonl or FILE.parquet of them",
+        help="write them to a new FILE.jsonl or FILE.parquet",
     )
     rollouts.add_argument(
         "--traces",
         type=Path,
         metavar="FILE",
-        help="a new FILE of agents' episodes as orchestration traces, a line of JSON each",
+        help="write agents' episodes to a new FILE as orchestration traces, a line of JSON each",
     )
     return root
 

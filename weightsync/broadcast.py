@@ -51,7 +51,7 @@ class GroupSender:
     async def open(
         host: str, path: Path, device: torch.device | str = "cpu", full_every: int = 1
     ) -> AsyncIterator[GroupSender]:
-        """Have the store for engines of this machine (`host` is loopback) in the file `path`, or
+        """Keep the store for engines of this machine (`host` is loopback) in the file `path`, or
         for those of several at this one's address `host`, at a port the system chooses. Of
         `full_every` transfers one has all bytes, the others what changed; every process has to have
         the same. Raises TransferError when that is not possible."""

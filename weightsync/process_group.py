@@ -115,7 +115,7 @@ def connect_group(
     this one listens on `address`."""
     if device.type == "cuda":
         # Without this NCCL's watchdog ends the process when a peer does: here the group ends, and
-        # the process goes on.
+        # the process continues.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         torch.cuda.set_device(device.index or 0)  # it takes no device without a number
         nccl: Any = dist.ProcessGroupNCCL

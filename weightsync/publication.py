@@ -5,10 +5,10 @@ aborted; nothing decodes with weights whose publication has not committed.
 Pure: no I/O and no clock. The shell passes messages and `now` in, and carries out the actions that
 come back, in their order.
 
-    phase      waits for                       goes on when               at its deadline
+    phase      waits for                       next, when                 at its deadline
     --------   -----------------------------   ------------------------   ------------------------
     PREPARE    begin(); and, of a direct       all came: QUIESCE          ABORT
-               one, Joined of everybody
+               one, Joined of every member
     QUIESCE    Quiesced of every member        all came: Transfer goes    ABORT
                                                out, TRANSFER
     TRANSFER   Transferred of the trainer      it came: VERIFY            ABORT or RESEND
@@ -344,7 +344,7 @@ class Publication:
         return self._without(wrong, "its checksums are not the trainer's", now)
 
     def _without(self, members: Sequence[int], reason: str, now: float) -> list[Action]:
-        """Fence these, and go on with the others."""
+        """Fence these, and continue with the others."""
         fences = [self._fence(m, reason) for m in members]
         if self.phase is PublicationPhase.VERIFY and not self._live:
             gone = ", ".join(f"engine {m}" for m in members)

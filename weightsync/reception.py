@@ -6,13 +6,13 @@ decodes only with committed weights.
                Abort      forget it
 
     direct     Prepare    join the group, compare plans    → Joined
-               Quiesce    the engine stands still          → Quiesced
+               Quiesce    the engine pauses                → Quiesced
                           receive into its weights         → Prepared: checksums of what is there
-               Commit     the engine goes on with them     → Committed
-               Abort      the engine goes on as before: nothing was sent
-               Resend     the engine stands still until another Prepare has brought everything
+               Commit     the engine resumes with them     → Committed
+               Abort      the engine resumes as before: nothing was sent
+               Resend     the engine stays paused until another Prepare has brought all weights
 
-From the first byte that is written into an engine's weights it stands still, until all of them are
+An engine is paused from the first byte that is written into its weights until all of them are
 there, verified and committed.
 """
 
@@ -171,7 +171,7 @@ class DirectReception(Reception):
     def hear(self, message: Quiesce | Abort | Resend) -> None:
         if message.publication != self._publication:
             return
-        if isinstance(message, Quiesce):  # everybody has joined
+        if isinstance(message, Quiesce):  # every member has joined
             self._still.set()
             return
         self._scope.cancel()

@@ -32,7 +32,7 @@ class ActorStatus(msgspec.Struct, frozen=True, kw_only=True):
     rollout actors, `version` is the one that it serves, and `streamed_s` have passed since its last
     token; None before. `busy` is what a trainer was at, at that report, and `saving_s` the seconds
     for which it had been writing a checkpoint by then; None: it wrote none. An actor that is not
-    started again was `removed` for a reason; the run goes on without it.
+    started again was `removed` for a reason; the run continues without it.
     """
 
     name: str

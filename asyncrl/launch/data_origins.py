@@ -1,5 +1,5 @@
 """The origins of a run's prompts and verdicts, noted at its start and compared at each resume.
-Invariant: a prompt index means the same prompt as long as the run goes on.
+Invariant: a prompt index means the same prompt as long as the run continues.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MOST_BYTES = 2**20
 
 def check_origins(config: Config, run: Path) -> list[Row]:
     """Compare the task of a resumed run with what its start noted. Returns notes on a verifier or a
-    package that has changed: a run may go on with a better one. Raises ConfigError for other data,
-    in which the prompts that were trained have other numbers."""
+    package that has changed: a run may continue with a better one. Raises ConfigError for other
+    data, in which the prompts that were trained have other numbers."""
     try:
         noted = msgspec.json.decode(read_regular(run / ORIGINS, MOST_BYTES), type=dict[str, str])
     except FileNotFoundError:  # the run began under an earlier version

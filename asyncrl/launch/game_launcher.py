@@ -2,7 +2,7 @@
 
     signals ──▶ each run (the first one drains all)
     lines   ◀── each run, with its policy's name before them
-    an end  ──▶ a run that failed ends the others; after one that ended well the others may finish
+    an end  ──▶ a failed run ends the others; after a run that ended well the others may finish
 
 Invariant: no run outlives this process, and the status is that of the first run that did not end
 well.
@@ -38,7 +38,7 @@ INTERRUPTED = 130
 
 
 class PolicyRun(NamedTuple):
-    """A run of a game, checked and claimed; `resume` is its directory if it goes on."""
+    """A run of a game, checked and claimed; `resume` is its directory if it continues one."""
 
     policy: str
     config: Config

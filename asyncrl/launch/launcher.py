@@ -7,9 +7,9 @@
 life of the run, and `asyncrl.runtime.processes.healing` decides whether another one begins; this
 file starts actors as processes, and shows the run to the user. Each actor leads a session of its
 own, so Ctrl-C reaches the launcher alone, which lets the coordinator drain the run. Invariant:
-whatever ends the launcher, no process of the run outlives it: actors die with it by the kernel's
+however the launcher ends, no process of the run outlives it: actors die with it by the kernel's
 parent-death signal, and servers of theirs `supervision.keep_servers_s` later, unless another
-launcher takes the run up.
+launcher resumes the run.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ TOLD = 3
 
 def launch(config: Config, *, resume: Path | None, console: Console) -> int:
     """Run to the end. Returns the exit status: 0 if the run ended well, 130 if the user interrupted
-    it, 1 if it failed, also if the machine has no room for this process, 2 if the trainer refused
+    it, 1 if it failed or the machine has no room for this process, 2 if the trainer refused
     its model."""
     launch = _Launch(config, resume is not None, console)
     try:
@@ -262,9 +262,9 @@ class _Launch:
         with trio.CancelScope(shield=True):
             done = await trio.to_thread.run_sync(enders.end_left)
         for one in (failed := [one for one in done if one.wrong])[:TOLD]:
-            self._display.note(f"An attempt left what could not be ended: {escaped(str(one))}.")
+            self._display.note(f"An attempt left what could not be removed: {escaped(str(one))}.")
         if len(failed) > TOLD:
-            self._display.note(f"{len(failed)} things are left; `asyncrl sweep {self._run}` again.")
+            self._display.note(f"{len(failed)} things are left; rerun `asyncrl sweep {self._run}`.")
 
     async def _adapt(self) -> bool:
         """Adapt the ranks to what there is now for another life. False if it is too little."""
@@ -458,7 +458,7 @@ class _Launch:
         if not self._more and self._places.more(self._config, self._run):
             self._more = True
             self._display.note(
-                "A machine for the trainer is there: the run goes on from its checkpoint."
+                "A machine joined for the trainer: the run continues from its checkpoint."
             )
             self._supervisor.cancel()
         self._display.update(update)

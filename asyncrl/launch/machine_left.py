@@ -32,7 +32,7 @@ def cores_here(config: Config) -> list[int]:
 
 
 class Faulty(NamedTuple):
-    """Places on this machine of ranks that failed again and again: so many on its cores, and on its
+    """Places on this machine of ranks that failed repeatedly: so many on its cores, and on its
     GPUs, of which `visible` are left, as in CUDA_VISIBLE_DEVICES; None: all."""
 
     ranks: int = 0
@@ -60,7 +60,7 @@ NONE_FAULTY = Faulty()
 async def settings_left(
     requested: Config, cores: int, machines: int, faulty: Faulty = NONE_FAULTY
 ) -> tuple[Config, str] | None:
-    """The settings with which a run of the `requested` ones goes on with these `cores`, the GPUs
+    """The settings with which a run of the `requested` ones continues on these `cores`, the GPUs
     that there are now, but `faulty` ones, and these `machines` that joined for the trainer: no more
     ranks than fit, and no more servers than these have GPUs to lend. Also returns a sentence about
     it. None if the resources are not known."""

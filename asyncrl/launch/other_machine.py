@@ -1,5 +1,5 @@
 """A run on machines that are not here: their GPUs and their memory against what the run needs,
-before anybody rents them. Invariant: nothing of this machine is in the answer.
+before they are rented. Invariant: nothing of this machine is in the answer.
 
 What only the machine itself can tell is left to `asyncrl check` there: builds of torch, drivers,
 kernels, ports, sandboxes.

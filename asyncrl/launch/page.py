@@ -36,14 +36,14 @@ async def keep_page(config: RunConfig, note: Callable[[str], None]) -> None:
             env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
     except (OSError, MemoryError) as error:
-        note(f"The page of this run could not be started ({error}): the run goes on without it.")
+        note(f"The page of this run could not be started ({error}): the run continues without it.")
         return
     try:
         with_key = f"?key={key}" if key else ""
         note(f"The page of this run: http://{config.page_host}:{config.page_port}/{with_key}")
         code = await process.wait()
         note(
-            f"The page of this run {describe_exit(code)}, and the run goes on without it: see "
+            f"The page of this run {describe_exit(code)}, and the run continues without it: see "
             f"{log_path(run, 'page', 0)}."
         )
     finally:

@@ -429,7 +429,7 @@ def refuse_taken(run: Path) -> None:
     """Check that there is no run in a directory. Raises ConfigError."""
     if exists(run / RUN_TOML):
         raise ConfigError(
-            f"{run}: this run exists already; go on with it by --resume {run}, or choose another "
+            f"{run}: this run already exists; continue it by --resume {run}, or choose another "
             "run.dir."
         )
 
@@ -467,11 +467,11 @@ def refuse_unreadable(run: Path) -> None:
 
 
 def check_curve(run: Path) -> int:
-    """Check that a resumed run can go on with its curve. Lines that are damaged are left out.
+    """Check that a resumed run can continue its curve. Damaged lines are left out.
     Returns the steps in it."""
     path = run / METRICS
     if exists(path) and not is_file(path):
-        raise ConfigError(f"{path}: this is not a file; remove it to go on without the curve.")
+        raise ConfigError(f"{path}: this is not a file; remove it to continue without the curve.")
     with usable(path, "read"), suppress(FileNotFoundError):
         return sum(isinstance(point, curve.StepPoint) for point in curve.read(path))
     return 0

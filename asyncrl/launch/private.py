@@ -71,7 +71,7 @@ def refuse_shared(run: Path) -> None:
             written += sorted(logs.iterdir())
         else:
             raise ConfigError(
-                f"{logs}: this is no directory, and the logs of the run belong into it; remove it."
+                f"{logs}: this is not a directory, and the run's logs belong in it; remove it."
             )
     except OSError:  # it is not there yet
         pass

@@ -35,7 +35,7 @@ def refuse_rule_that_ends_all(rollout: RolloutConfig) -> None:
     if all(ended):
         raise ConfigError(
             f"rollout.prune: {name!r} ended each of {len(ended)} made-up rollouts, of an easy and "
-            "of a hard prompt, and so it would of most groups; let some go on."
+            "of a hard prompt, and so it would of most groups; let some continue."
         )
 
 

@@ -1,5 +1,5 @@
 """A copy of a run on another disk (`run.copy`): its settings, code of a notebook, journal,
-checkpoints and curve, which `asyncrl train --resume COPY` goes on from. One in an object store is
+checkpoints and curve, which `asyncrl train --resume COPY` continues. One in an object store is
 kept by `stored_copy.py`.
 
     journal at one moment → the checkpoints and the curve of that moment or later → the names
@@ -7,7 +7,7 @@ kept by `stored_copy.py`.
 Invariant: once there is a journal in the copy, the copy can be resumed, whenever the copying is
 killed: a checkpoint and a journal get their names when they are whole, and a checkpoint is removed
 when the journal with its name needs it no more. The loss of the run's disk loses what was committed
-since the begin of the last copy that succeeded.
+since the start of the last copy that succeeded.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ async def keep_sink(
     try:
         await _feed(run, name, over, note, limit_s)
     except (OSError, MemoryError) as error:
-        note(f"The sink {name} could not be started ({error}), and the run is without it.")
+        note(f"The sink {name} could not be started ({error}), and the run continues without it.")
 
 
 async def _feed(

@@ -82,14 +82,14 @@ def fetch(url: str, run: Path, say: Callable[[str, int], object]) -> None:
     """Copy a run from an object store to the new directory `run`, whole or not at all. `say` is
     called with each file and its bytes before it comes. Raises ConfigError."""
     if run.is_symlink() or (exists(run) and (not is_folder(run) or any(run.iterdir()))):
-        raise ConfigError(f"{run}: this is there already; choose another directory.")
+        raise ConfigError(f"{run}: this already exists; choose another directory.")
     run = run.absolute()
     room = room_for(run.parent if exists(run) else run)
     partial = run.with_name(f".{run.name}.partial")
     try:
         store = StoredCopy(url)
         if (manifest := store.manifest()) is None:
-            raise ConfigError(f"{shown_url(url)}: there is no copy of a run; look at its run.copy.")
+            raise ConfigError(f"{shown_url(url)}: there is no copy of a run; check its run.copy.")
         needed = sum(digest.size for digest in manifest.files.values())
         if (free := shutil.disk_usage(room).free) < needed + SPARE_BYTES:
             raise ConfigError(
@@ -160,7 +160,7 @@ class StoredCopy:
         id_ = _id(run) or _new_id(run)
         before = self.manifest()
         if before is not None and before.id != id_:
-            raise StoreError("it has another run's copy by now")
+            raise StoreError("it now has another run's copy")
         there = set() if before is None else {digest.blake2b for digest in before.files.values()}
         journal = run / f".{JOURNAL}.copied"
         try:
@@ -199,7 +199,7 @@ class StoredCopy:
                         break
                     file.write(piece)
             except MissingObject:
-                raise StoreError("it is being copied to at present: fetch it again") from None
+                raise StoreError("it is being written at the moment: fetch it again") from None
         if left or digested(target) != digest:
             raise StoreError(f"{target.name} is not what was copied")
 

@@ -1,7 +1,7 @@
 """`asyncrl sweep RUN`: ends what the agents of a dead run left outside: containers, remote
 sandboxes, directories (`asyncrl.sandbox.opened`).
 
-Invariant: nothing of a living run is ended, and none begins meanwhile: the run is claimed.
+Invariant: nothing of a live run is ended, and none starts meanwhile, because the run is claimed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from asyncrl.sandbox.enders import Enders, RemoteEnd
 
 
 def sweep(run: Path, say: Callable[[str], None]) -> int:
-    """End what is left, and say for each thing if it is gone. Returns the exit status: 0 if nothing
-    is left, else 1. Raises ConfigError for what is no run, for one that lives, and for another
-    user's."""
+    """End what is left, and say of each thing whether it is gone. Returns the exit status: 0 if
+    nothing is left, else 1. Raises ConfigError for what is no run, for a live run, and for
+    another user's."""
     files = RunFiles(run)
     refuse_foreign(run.absolute())  # its run.toml may name a command
-    living = "this run lives, and ends itself what its attempts leave; sweep it when it is over"
+    living = "this run is alive and removes what its attempts leave; sweep it when it is over"
     with claimed(run, living):
         done = Enders(run.absolute(), _command(files), _remote(files)).end_left()
     for one in done:
@@ -37,7 +37,7 @@ def sweep(run: Path, say: Callable[[str], None]) -> int:
     if not done:
         say("Nothing is left of this run.")
     elif left:
-        say(f"{left} of {len(done)} are left: see to them, and sweep again.")
+        say(f"{left} of {len(done)} are left: look at them, and sweep again.")
     return int(bool(left))
 
 

@@ -1,5 +1,5 @@
 """The places of a trainer's ranks over the lives of a run: they become fewer with what is lost, or
-fails again and again, and more with machines that join. Invariant: a life has at least
+fails repeatedly, and more with machines that join. Invariant: a life has at least
 `train.min_ranks`."""
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TrainerPlaces:
         return child is not None and child.displaced
 
     async def leave_out(self, settings: Config, index: int) -> None:
-        """Do without the place of a rank that failed again and again in lives of these settings."""
+        """Leave out the place of a rank that failed repeatedly in lives of these settings."""
         self._note(f"trainer-{index} failed again and again, and is left out.")
         child = self._ranks[index]
         if isinstance(child, RemoteActor):
@@ -64,7 +64,7 @@ class TrainerPlaces:
             self._faulty = await self._faulty.and_rank(settings, index)
 
     def more(self, settings: Config, run: Path) -> bool:
-        """True at the first checkpoint after machines have come for ranks that a life of these
+        """True at the first checkpoint after machines joined for ranks that a life of these
         settings lacks: the next one would have them, and lose no step. Called about each second."""
         wanted, had = self._requested.cluster.trainer_agents, settings.cluster.trainer_agents
         if min(self._come, wanted) <= had:
@@ -92,7 +92,7 @@ class TrainerPlaces:
         if (ranks := ranks_of(found.train)) < least:
             self._note(
                 f"The run ends: {ranks} of {ranks_of(self._requested.train)} ranks are left, and "
-                f"train.min_ranks is {least}; go on with --resume when there are more."
+                f"train.min_ranks is {least}; continue with --resume when there are more."
             )
             return None
         if ranks == ranks_of(settings.train):

@@ -1,6 +1,6 @@
-"""Numbers of a model's weights, before anything starts: none may be NaN or infinite, which training
-never gets rid of. Invariant: of a model of any size at most MOST bytes are read, and of each weight
-some, spread over it; a note says so where that is not all.
+"""Numbers of a model's weights, before anything starts: none may be NaN or infinite, because
+training cannot repair that. Invariant: of a model of any size at most MOST bytes are read, and of
+each weight some, spread over it; a note says so where that is not all.
 
 The trainer looks at all of them when it reads them (`load_model`).
 """

@@ -55,7 +55,7 @@ async def test_a_page_that_cannot_be_started_is_said_and_missed(
     config, said = config_of(tmp_path), list[str]()
     monkeypatch.setattr(page, "spawn", full)
     await keep_page(config.run, said.append)
-    assert len(said) == 1 and "Too many open files" in said[0] and "goes on without it" in said[0]
+    assert len(said) == 1 and "Too many open files" in said[0] and "continues without it" in said[0]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
@@ -89,4 +89,4 @@ async def test_a_page_that_ends_is_said_and_missed(tmp_path: Path) -> None:
     said: list[str] = []
     with trio.fail_after(PATIENCE_S):
         await keep_page(config.run, said.append)
-    assert re.search(r"ended with exit code 1, and the run goes on .*page-0\.log", said[1])
+    assert re.search(r"ended with exit code 1, and the run continues .*page-0\.log", said[1])

@@ -100,7 +100,7 @@ def test_logs_are_no_directory_elsewhere(tmp_path: Path, kind: str) -> None:
         (run / "logs").symlink_to(tmp_path)
     else:
         (run / "logs").write_text("")
-    with pytest.raises(ConfigError, match="logs: this is no directory"):
+    with pytest.raises(ConfigError, match="logs: this is not a directory"):
         refuse_shared(run)
 
 

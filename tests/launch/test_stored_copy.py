@@ -222,7 +222,7 @@ async def test_a_failure_is_said_and_the_next_copy_tried(run: Path, tmp_path: Pa
         (run / COPY_ID).write_text("another\n")
         await keep_copy(config_of(run, url(store)), over, notes.append, 60)
     (said,) = notes
-    assert said == (f"The run was not copied to {url(store)}: it has another run's copy by now.")
+    assert said == (f"The run was not copied to {url(store)}: it now has another run's copy.")
 
 
 async def test_what_cannot_be_the_copy_is_refused(run: Path, tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_the_verb_says_what_is_wrong(
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     assert main(["fetch", url(stored), str(tmp_path / "full")]) == 2
-    assert "this is there already" in capsys.readouterr().err
+    assert "this already exists" in capsys.readouterr().err
     with pytest.raises(StoreError):
         StoredCopy("nonsense")
     assert is_stored("s3://a") and not is_stored("/a/b")

@@ -1,8 +1,25 @@
 """Hazards of the real server, as far as they are known: each is provoked, and the
 engine shown to be safe from it.
 
-Numbers are those of issue 5's list. Hazards 4 to 7, 12 and 14 concern weights and processes:
-`test_sglang_publication` and `test_sglang_servers`.
+SGLang 0.5.23, and what is done about it:
+
+1   an id outside the vocabulary kills the server: ids are checked first
+2   an abort ends every request whose id has that prefix: ids have 32 hexadecimal digits
+3   a request sent during a pause cannot be aborted: none is sent then
+4   a flush is refused with 400 after the weights changed, if requests are frozen: no flush then
+5   an unknown parameter is accepted; a wrong shape leaves half of the weights changed: both are
+    compared first, and after half a load the server is replaced
+6   `/update_weights_from_tensor` from another process crashes it: not used
+7   `/update_weight_version` aborts everything: the version comes with the last bucket
+8   a retracted request may find old weights' prefix cache: flushed at each load, keyed by version
+9   an end may lack log-probabilities: the rollout resumes from what was certain
+10  an abort may be lost: repeated three times, then the connection is closed
+11  a continuation need not equal the uncut run bit by bit: log-probabilities are never recomputed
+12  `in_place` may deadlock an update, with several GPUs a server: `retract` is the default
+13  a closed connection ends its request: used if an abort is not heeded
+14  its daemons inherit standard output: it is a file, and the whole session is killed
+
+4 to 7, 12 and 14 concern weights and processes: `test_sglang_publication`, `test_sglang_servers`.
 """
 
 from __future__ import annotations

@@ -336,7 +336,7 @@ async def test_hazard_5_an_unknown_name_is_taken_by_the_server_and_refused_by_us
         unknown = weights(3) | {"model.norm.weigth": torch.zeros(128)}
         with pytest.raises(
             NotLoaded,
-            match=r"goes on with what it had: the model has no parameter model\.norm\.weigth",
+            match=r"continues with what it had: the model has no parameter model\.norm\.weigth",
         ):
             await publish.load(3, unknown)
         deeper = Qwen3ForCausalLM(_config(num_hidden_layers=3))
@@ -456,7 +456,7 @@ async def test_what_fails_before_the_first_byte_leaves_the_old_version_decoding(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stream.run, client)
             await stream.has(5)
-            with pytest.raises(NotLoaded, match=r"goes on with what it had: .*Not a directory"):
+            with pytest.raises(NotLoaded, match=r"continues with what it had: .*Not a directory"):
                 await publisher(client, FromDisk(tmp_path / "file" / "weights")).load(2, weights(2))
 
             async def never() -> None:

@@ -261,7 +261,7 @@ async def test_a_name_that_the_model_lacks_is_refused_before_anything_is_sent(
         await publisher.load(1, weights(1))
         before = await vllm.checksums()
         unknown = weights(2) | {"model.norm.weigth": torch.zeros(128)}
-        with pytest.raises(NotLoaded, match="goes on with what it had: the model has no param"):
+        with pytest.raises(NotLoaded, match="continues with what it had: the model has no param"):
             await publisher.load(2, unknown, weights(2))
         assert await vllm.checksums() == before
         assert await vllm.score(PROMPT) == pytest.approx(scores(1, PROMPT), abs=EXACT)

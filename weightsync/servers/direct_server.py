@@ -1,10 +1,10 @@
 """Weights that the trainer sends straight into one server. Invariant: from `pause` on the server
-stands still until `adopt` has found it to hold the trainer's weights, or `resume` says that nothing
+is paused until `adopt` has found it to hold the trainer's weights, or `resume` says that nothing
 was sent.
 
     wanted     the hashes that the trainer is to compute, in the server's own layout
     join       the server's ranks meet the trainer and the other servers
-    pause      from here the server stands still, in an update session
+    pause      the server is paused from here on, in an update session
     receive    an update call for each bucket, beside the trainer's broadcast → session ended →
                the server's checksums against the trainer's
     adopt      from here it decodes; its log-probabilities of the canary against the trainer's
@@ -81,7 +81,7 @@ class DirectServer:
         return WantedOfServer(server.tp_size, server.device, hashes)
 
     async def join(self, meeting: ServerPlace) -> None:
-        """Have the server's ranks meet the others, unless they have already."""
+        """Make the server's ranks join the others, unless they have already."""
         if meeting.name == self._group:
             return
         if self._group:
@@ -98,7 +98,7 @@ class DirectServer:
         self._group = meeting.name
 
     async def _forget(self, name: str) -> None:
-        """Have the server leave a group, of which it need not know."""
+        """Make the server leave a group, of which it need not know."""
         try:
             await self._client.destroy_group(name)
         except RequestRefused:

@@ -1,5 +1,5 @@
 """The transport into servers: one broadcast from the trainer to every rank of every server, while
-they stand still; no rollout actor holds weights. Invariant: an actor answers with the trainer's
+they are paused; no rollout actor holds weights. Invariant: an actor answers with the trainer's
 digest only when every one of its servers was found to hold what the digest is of.
 
     trainer   join    gather → canary → meet: plans, hashes, the group
@@ -8,7 +8,7 @@ digest only when every one of its servers was found to hold what the digest is o
               receive its servers take each bucket (`direct_server`), in step with the trainer
 
 What is computed of a version's weights (the servers' hashes, the canary) is computed before any
-server stands still.
+server is paused.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class ServersReceiver:
         self._go = message.publication, go
 
     async def receive(self, message: Prepare, own: Mapping[str, Tensor]) -> Received:
-        """Have the servers take the weights, and compare them; no checksum where one has others."""
+        """Make the servers load the weights, and compare them; no checksum where one differs."""
         publication, go = self._go
         if publication != message.publication:
             raise TransferError(f"publication {message.publication} was not joined")

@@ -2,7 +2,7 @@
 the trainer's bytes is never taken for right again when it does not.
 
 A server gives one hash for each of its tensors and ranks (`server_hashes`), of its bytes in its own
-layout: whole or fused with others, cut between ranks, padded. Layouts are not asked for but found:
+layout: whole or fused with others, cut between ranks, padded. Layouts are found by trial:
 what a tensor's hashes would be in each is computed for the first publication, before the server is
 paused, and compared once. What fits none (weights that are quantized or rearranged) must at least
 change when what it is made of does, and only then. The canary has the last word.

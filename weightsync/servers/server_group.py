@@ -3,7 +3,7 @@ actor gives staged weights, or of many, to which the trainer sends direct. Invar
 the buckets that were cut, in their order, each as one broadcast of the bytes that its update call
 describes; after a failure the group is not used again.
 
-The server asks for everything by HTTP, which is not this file's business: whoever sends the request
+HTTP requests to the server are not this file's business: whoever sends the request
 (`init_weights_update_group`, then one `update_weights_from_distributed` a bucket) calls `join` and
 `BucketStream.send` at the same time. The two sides meet as torch.distributed's
 `init_process_group` would have it: in a store on our side, under a prefix of the group's name. That

@@ -1,5 +1,5 @@
 """The trainer's side of direct publications into servers. Invariant: nothing is sent in an epoch
-that not everybody has joined, and after a failure its group is not used again.
+that not every member has joined, and after a failure its group is not used again.
 
 One process group has the trainer as rank 0 and every rank of every server: a bucket is one
 broadcast, whatever their number.
@@ -49,7 +49,7 @@ class ServersSender:
     async def open(
         host: str, path: Path, *, bucket_bytes: int, device: torch.device | str = "cpu"
     ) -> AsyncIterator[ServersSender]:
-        """Have the store as of `GroupSender.open`, and groups of servers that reach this
+        """Keep the store as `GroupSender.open` does, and groups of servers that reach this
         machine at `host`. Raises TransferError."""
         with served_store(host, path) as store:
             async with ServerGroup.open(host, 0, bucket_bytes=bucket_bytes, device=device) as group:

@@ -31,7 +31,7 @@ async def take(
     flush: bool,
     beside: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Have the server take all buckets, while `beside` sends each, and end the session. It gives
+    """Make the server load all buckets, while `beside` sends each, and end the session. It gives
     itself the version with the last one, and forgets its prefix cache where `flush`. Raises
     RequestRefused where a broadcast failed."""
     for number, bucket in enumerate(buckets, 1):

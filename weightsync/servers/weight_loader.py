@@ -4,16 +4,16 @@ ones; and when it raises HalfLoaded, it must not decode any more.
 
     join       names, shapes, dtypes and the server's own parameters compared; group joined or
                files written; checksums computed
-    pause      from here the server stands still
+    pause      the server is paused from here on
     send       session begun → update calls, each beside its broadcast; the version with the last
                one → session ended
     verify     the server's checksums
-    resume     from here it decodes with weights that are not trusted yet: who calls holds back
-               what it says
+    resume     from here it decodes with weights that are not trusted yet: the caller holds back
+               its output
     canary     the server's log-probabilities of a fixed text against the trainer's
 
 The first update call is where NotLoaded becomes HalfLoaded. A server that fails from there to its
-checksums stays paused, so that nobody decodes with half of each.
+checksums stays paused, so that nothing decodes with half of each.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MEND_S = 10.0
-"""A failed load waits no longer for the server to answer that it goes on."""
+"""A failed load waits no longer for the server to answer that it resumed."""
 
 
 class NotLoaded(ServerError):
-    """The weights did not reach the server, which goes on with those it had."""
+    """The weights did not reach the server, which continues with those it had."""
 
 
 class HalfLoaded(ServerError):
@@ -180,7 +180,7 @@ class WeightLoader:
                     f"{version}: {reason}"
                 ) from error
             raise NotLoaded(
-                f"{url} was not given version {version}, and goes on with what it had: {reason}"
+                f"{url} was not given version {version}, and continues with what it had: {reason}"
             ) from error
         return Loaded(
             pause_s=resumed - start,

@@ -134,7 +134,7 @@ def attend(
     """Attention in transformers' interface. Without a mask: causal over the batch itself (prefill;
     rows are padded on the right, where nothing looks). With one: over the slot cache, `key`
     transposed, a single query a row (decode) or several (the new part of a context). Raises
-    ValueError where the model's attention is asked for more."""
+    ValueError where the model's attention needs more."""
     for name in _MORE:
         if kwargs.get(name) is not None:
             raise ValueError(

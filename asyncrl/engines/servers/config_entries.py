@@ -1,5 +1,5 @@
 """Entries of published config.json files that servers read, and that transformers 5 does not write
-of its own: without them a server computes something else, which the first canary would tell."""
+by itself. Without them a server computes something else, and the first canary fails."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ that ends with its owner, and with it all that it started; or `KEEP_S` seconds l
 owner then.
 
     OWNER: the descriptor of a connection to who started it, and is told "+" → "k" → that is closed
-    → KEEP_S seconds in which somebody else may connect at FILES/guard.sock, and is told "+" → …
+    → KEEP_S seconds in which another owner may connect at FILES/guard.sock, and is told "+" → …
 
 Invariant: however its owner ends, no process of the command's group and none of its files is left
 `LEAVE_S` seconds after that, or after `KEEP_S`. It has one owner at a time: it closes the

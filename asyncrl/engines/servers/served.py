@@ -62,7 +62,7 @@ class Served(Protocol):
 
 
 class AskedTokens(NamedTuple):
-    """One request, as `ServerClient.generate` is asked for it."""
+    """One request, as `ServerClient.generate` takes it."""
 
     rid: str
     ids: NDArray[np.int32]

@@ -95,7 +95,7 @@ def returned(
     tokens: int,
     reason: str | None,
 ) -> Records | None:
-    """The records of a stream that ended after `tokens` new tokens, or goes on (`reason` None):
+    """The records of a stream that ended after `tokens` new tokens, or continues (`reason` None):
     None if it has none. Raises Garbled where a complete response has none."""
     if layout is None or reason is None:
         return None
@@ -103,7 +103,7 @@ def returned(
     if rows is None and whole and tokens:
         raise Garbled(
             "returned no experts with the end of a response: start it with "
-            "--enable-return-routed-experts, and have a router pass on what it is asked for"
+            "--enable-return-routed-experts, and make any router pass on what is requested"
         )
     return None if rows is None else records(rows, layout, tokens, whole=whole)
 

@@ -1,6 +1,6 @@
 """The classes of models that were tried with each server, as docs/models.md has them. Pure.
 
-They are words, and no rule: the environment of a server says what it serves
+They are a record, not a rule: the environment of a server says what it serves
 (`server_environment.py`).
 """
 

@@ -160,7 +160,7 @@ class VllmIncrements:
             return output.error
         if len(output.choices) != 1:
             raise Garbled(
-                f"sent an event of {len(output.choices)} choices, where one was asked for"
+                f"sent an event of {len(output.choices)} choices, where one was requested"
             )
         choice = output.choices[0]
         ids = choice.token_ids or []

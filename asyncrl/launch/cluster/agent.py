@@ -170,9 +170,7 @@ def _own(run: Path) -> None:
         or state.st_uid != os.geteuid()
         or state.st_mode & 0o077
     ):
-        raise ConfigError(
-            f"{run} is not this user's alone: make it `chmod 700`, or choose another."
-        )
+        raise ConfigError(f"{run} is open to other users: make it `chmod 700`, or choose another.")
 
 
 class _Agent:

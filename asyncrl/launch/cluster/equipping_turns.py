@@ -4,8 +4,8 @@ or not at all, keeps no other one waiting for longer than TURN_S.
     waits ── newest first ──▶ has a place, for TURN_S ──▶ goes on beside the places, among the slow
                                      └──▶ has taken all          └──▶ is given up: one slow too many
 
-The token lets anybody who holds it join as often as it likes, under new names; so no share of a
-name would be a bound.
+Whoever holds the token can join any number of times under new names, so a share for each name
+would bound nothing.
 """
 
 from __future__ import annotations

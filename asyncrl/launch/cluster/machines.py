@@ -149,7 +149,7 @@ class Machines:
         machine = actor.machine
         if machine is not None and machine.name in self._linked:
             name = f"{actor.order.role}-{actor.order.index}"
-            self._refuse_member(machine, f"{name} failed there again and again")
+            self._refuse_member(machine, f"{name} failed there repeatedly")
 
     async def complete(self) -> None:
         """Wait for as many machines of each role as are set, or, once they were there, for one of
@@ -220,7 +220,7 @@ class Machines:
         self._failed = why
         if self._completed:
             reason = escaped(last_words(why.traceback), 300).rstrip(".")
-            self._note(f"No machine joins any more: {reason}.")
+            self._note(f"No more machines can join: {reason}.")
         self._changed.set()
 
     def start(

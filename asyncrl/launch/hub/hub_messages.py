@@ -41,7 +41,7 @@ class BytesCame(msgspec.Struct, frozen=True, tag=True):
 
 
 class ModelRefused(msgspec.Struct, frozen=True, tag=True):
-    """The model cannot be used: `why` goes on after `key is 'org/name', `."""
+    """The model cannot be used: `why` follows `key is 'org/name', `."""
 
     why: str
 

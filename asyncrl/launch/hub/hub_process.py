@@ -80,7 +80,7 @@ _FAULTS = (Exception,)
 
 
 class HubError(Exception):
-    """A model cannot be used; its text goes on after `key is 'org/name', `."""
+    """A model cannot be used; its text follows `key is 'org/name', `."""
 
 
 class _ShardIndex(msgspec.Struct):
@@ -234,7 +234,7 @@ def _listed(siblings: Any) -> dict[str, int]:
     for sibling in siblings or ():
         name, count = sibling.rfilename, UNKNOWN if sibling.size is None else sibling.size
         if not isinstance(name, str) or not isinstance(count, int) or count < UNKNOWN:
-            raise HubError(f"and {constants.ENDPOINT} lists files that cannot be")
+            raise HubError(f"and {constants.ENDPOINT} lists impossible files")
         listed[name] = count
     return listed
 
@@ -366,7 +366,7 @@ def _try(repository: str, commit: str, name: str, count: int) -> None:
     if file.etag is None or not _ETAG.fullmatch(file.etag) or ".." in file.etag:
         raise HubError(f"whose {name} has no tag by which it can be kept: this is no hub of models")
     if file.commit_hash != commit:
-        raise HubError(f"whose {name} is of another commit than was asked for")
+        raise HubError(f"whose {name} is of another commit than requested")
     if file.size is not None and file.size != count:
         raise HubError(
             f"whose {name} has {count:,} bytes by the hub's list, and {file.size:,} when it is "

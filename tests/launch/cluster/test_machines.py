@@ -272,7 +272,7 @@ async def test_a_machine_whose_rank_fails_again_and_again_is_refused_and_another
         machines.leave_out(rank)
         while not isinstance(refused := await said(trains), m.JoinRefused):
             pass
-        why = "machine ranks takes no part: trainer-2 failed there again and again"
+        why = "machine ranks takes no part: trainer-2 failed there repeatedly"
         assert refused.reason == why and machines.count_for("trainer") == 0
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
@@ -512,7 +512,7 @@ async def test_where_no_machine_can_come_one_that_is_there_is_enough(head: Head)
         head.machines.fail(why)
         await head.machines.complete()
     await head.until(0)
-    assert "No machine joins any more: Ray is gone." in head.notes
+    assert "No more machines can join: Ray is gone." in head.notes
     with trio.fail_after(PATIENCE_S), pytest.raises(ActorFailed, match="Ray is gone"):
         await head.machines.complete()
 
