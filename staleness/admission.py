@@ -296,26 +296,26 @@ class LiveGroups:
             remedy = f"set window to {widest} or less" if widest else "lower depth or overprovision"
             yield Contradiction(
                 ("staleness.window", "staleness.max_lag", "staleness.on_stale"),
-                f"a group may wait behind so many others that its lag is {lag}, and would be "
-                f"dropped: {remedy}, or set max_lag to {lag}",
+                f"a group may wait until its lag is {lag}, and would then be dropped: {remedy}, "
+                f"or set max_lag to {lag}",
             )
         if settings.max_lag == 0 and settings.overprovision > 1:
             yield Contradiction(
                 ("rollout.overprovision", "staleness.max_lag"),
-                "what a step does not need would be too old for the next: set overprovision to "
-                "1, or raise max_lag",
+                "groups that a step does not need would be too old for the next: set "
+                "overprovision to 1, or raise max_lag",
             )
         if settings.max_lag == 0 and settings.step_tokens:
             yield Contradiction(
                 ("train.step_tokens", "staleness.max_lag"),
-                "what a step does not need would be too old for the next: set step_tokens to 0, "
-                "or raise max_lag",
+                "groups that a step does not need would be too old for the next: set step_tokens "
+                "to 0, or raise max_lag",
             )
         if settings.unit == "rollout" and settings.sizing != "fixed":
             yield Contradiction(
                 ("train.unit", "rollout.sizing"),
-                "what may be live is counted in groups of group_size, so lag would leave its "
-                "bound with larger ones: set unit to group, or sizing to fixed",
+                "live rollouts are counted in groups of group_size, so larger groups would break "
+                "the lag bound: set unit to group, or sizing to fixed",
             )
 
 
