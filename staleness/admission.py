@@ -130,7 +130,7 @@ class LiveWork(Protocol):
 
     @property
     def groups_untaken(self) -> int:
-        """Live groups that no step has taken anything of."""
+        """Live groups from which no step has taken anything."""
         ...
 
     @property
@@ -163,14 +163,14 @@ class AdmissionPolicy(Protocol):
 
     @property
     def max_live(self) -> int:
-        """Groups that may be live, where all of them pass the filter. A step that tokens close has
-        at most so many."""
+        """Groups that may be live, where all of them pass the filter. A step that is closed by
+        tokens has at most as many."""
         ...
 
     @property
     def max_live_filtered(self) -> int:
-        """Groups that are ever live at one time, with those that start for others that the filter
-        leaves out: `max_live` or more."""
+        """Largest number of groups that are live at one time, replacements of filtered ones
+        included: `max_live` or more."""
         ...
 
     @property
@@ -189,9 +189,8 @@ class AdmissionPolicy(Protocol):
 
 
 class LiveGroups:
-    """Cap on live groups: `depth` steps that generation runs ahead, and what the open step is
-    given, `overprovision` groups for each of the `batch_groups` that it needs (APRIL, arXiv
-    2509.18521).
+    """Cap on live groups: `depth` steps that generation runs ahead, and the groups of the open
+    step, `overprovision` for each of the `batch_groups` that it needs (APRIL, arXiv 2509.18521).
 
     Example: depth 1, 16 groups in a step and overprovision 1.5 make 16 + 24 = 40 groups. While 38
     are live, 2 may start.
@@ -221,8 +220,7 @@ class LiveGroups:
 
     @property
     def max_live_filtered(self) -> int:
-        """As the protocol says. Never so many that a lag could leave `max_lag` if all of them
-        passed."""
+        """See the protocol. Few enough that lag stays within `max_lag` if all of them pass."""
         settings, live = self.settings, self.max_live
         if settings.filter == "none" or settings.unit == "rollout":
             return live
@@ -298,26 +296,26 @@ class LiveGroups:
             remedy = f"set window to {widest} or less" if widest else "lower depth or overprovision"
             yield Contradiction(
                 ("staleness.window", "staleness.max_lag", "staleness.on_stale"),
-                f"a group may wait behind so many others that its lag is {lag}, and would be "
-                f"dropped: {remedy}, or set max_lag to {lag}",
+                f"a group may wait until its lag is {lag}, and would then be dropped: {remedy}, "
+                f"or set max_lag to {lag}",
             )
         if settings.max_lag == 0 and settings.overprovision > 1:
             yield Contradiction(
                 ("rollout.overprovision", "staleness.max_lag"),
-                "what a step does not need would be too old for the next: set overprovision to "
-                "1, or raise max_lag",
+                "groups that a step does not need would be too old for the next: set "
+                "overprovision to 1, or raise max_lag",
             )
         if settings.max_lag == 0 and settings.step_tokens:
             yield Contradiction(
                 ("train.step_tokens", "staleness.max_lag"),
-                "what a step does not need would be too old for the next: set step_tokens to 0, "
-                "or raise max_lag",
+                "groups that a step does not need would be too old for the next: set step_tokens "
+                "to 0, or raise max_lag",
             )
         if settings.unit == "rollout" and settings.sizing != "fixed":
             yield Contradiction(
                 ("train.unit", "rollout.sizing"),
-                "what may be live is counted in groups of group_size, so lag would leave its "
-                "bound with larger ones: set unit to group, or sizing to fixed",
+                "live rollouts are counted in groups of group_size, so larger groups would break "
+                "the lag bound: set unit to group, or sizing to fixed",
             )
 
 

@@ -1,15 +1,15 @@
 """The number of agents' episodes that keep engines at work. Invariant: it follows from seconds
 alone, so it is the same however long a second is.
 
-An episode needs a slot only while a call of it is decoded. By Little's law, slots are all at work
-where so many episodes are live:
+An episode needs a slot only while one of its calls is decoded. By Little's law, all slots are at
+work with this number of live episodes:
 
-    slots × (1 + seconds for which agents have the ball / seconds for which slots decode)
+    slots × (1 + seconds for which agents are at work / seconds for which slots decode)
 
-`HEADROOM` is over that, because which episodes have the ball varies. Both seconds are integrals
-over time of how many do so, so a tool that hangs counts as the one episode that it holds up,
-however long. They are decayed with each call, so the ratio is that of about the last `MEMORY` calls
-of each slot.
+`HEADROOM` is added, because the number of working agents varies. Both seconds are integrals over
+time of how many do so, so a tool that hangs counts as the one episode that it holds up, however
+long. They are decayed with each call, so the ratio is that of about the last `MEMORY` calls of each
+slot.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class LiveEpisodes:
         self._calls = 0
 
     def observe(self, now: float, thinking: int, decoding: int) -> None:
-        """From `now` on (seconds) so many agents have the ball, and so many slots decode, until the
-        next observation."""
+        """From `now` on (seconds) this many agents are `thinking`, and this many slots `decoding`,
+        until the next observation."""
         if self._at is not None:
             self._thought_s += (now - self._at) * self._thinking
             self._decoded_s += (now - self._at) * self._decoding
         self._at, self._thinking, self._decoding = now, thinking, decoding
 
     def ended(self, slots: int) -> None:
-        """A call of an episode has ended, of engines with so many slots."""
+        """Note that a call of an episode has ended; engines have this many slots."""
         self._calls += 1
         kept = 1 - 1 / max(LEAST, MEMORY * slots)
         self._thought_s *= kept
@@ -63,11 +63,11 @@ class LiveEpisodes:
 
     @property
     def ratio(self) -> float:
-        """Seconds for which agents have the ball, for each for which a slot decodes; 0 before any
-        is known."""
+        """Seconds that agents are at work for each second that a slot decodes; 0 before any is
+        known."""
         return self._thought_s / self._decoded_s if self._calls and self._decoded_s else 0.0
 
     def most(self, slots: int) -> int:
-        """The episodes that may be live, with engines of so many slots."""
+        """The episodes that may be live, with engines of this many slots."""
         known = min(1.0, self._calls / slots) if slots else 0.0
         return math.ceil(slots * (1 + known * (HEADROOM * (1 + self.ratio) - 1)))

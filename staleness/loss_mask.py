@@ -1,5 +1,5 @@
-"""The loss mask of a rollout's sampled tokens: those that may enter the loss, and of each other
-one the reason why not. Invariant: what is too old is stale, whatever else it is.
+"""The loss mask of a rollout's sampled tokens: those that may enter the loss, and why each of the
+others may not. Invariant: a token that is too old is stale, whatever else applies.
 
 No torch here: the coordinator imports this.
 """
@@ -22,10 +22,9 @@ def loss_mask(
     max_age: int = 0,
 ) -> bytes:
     """Return one byte for each sampled token: 1 where it may enter the loss, else the reason why
-    not. What is too old, by its lag or a foreign token by its age, is `STALE_TOKEN`, whatever else
-    it is; the rest of a `truncated` response
-    is `TRUNCATED_TOKEN`, and what lies in `errors`, [start, end) of the sampled tokens, is
-    `ERROR_TOKEN`.
+    not. A token that is too old (by its lag, a foreign one by its age) is `STALE_TOKEN`, whatever
+    else applies; the rest of a `truncated` response is `TRUNCATED_TOKEN`, and what lies in
+    `errors`, [start, end) of the sampled tokens, is `ERROR_TOKEN`.
 
     >>> loss_mask([Span(3, 0, 2), Span(4, 2, 3)], step=5, max_lag=1, truncated=True)
     b'\\x00\\x00\\x02'

@@ -1,5 +1,5 @@
-"""Each section of docs/extending.md runs as it is written: its module is written to a folder, its
-settings are loaded, and its tests run."""
+"""Each section of docs/extending.md runs as it is written: its module, on the page or in
+docs/examples/extending, is written to a folder, its settings are loaded, and its tests run."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ from asyncrl.messages import MicroBatch, Sample, Span
 from asyncrl.training.learner import Learner
 
 ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "docs/examples/extending"
+LINK = re.compile(r"\]\(examples/extending/(\w+)\.py\)")
 
 
 class Section(NamedTuple):
-    """A section of the page: its settings, its first block of code and its other blocks."""
+    """A section of the page: its settings, its module and its tests."""
 
     title: str
     toml: str
@@ -48,7 +50,12 @@ def sections() -> Iterator[Section]:
     for text in page.split("\n## ")[1:]:
         blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
         tomls = [code for kind, code in blocks if kind == "toml"]
-        module, *tests = (code for kind, code in blocks if kind == "python")
+        linked = LINK.findall(text)
+        codes = [code for kind, code in blocks if kind == "python"] or [
+            (EXAMPLES / f"{name}.py").read_text()
+            for name in (linked[0], *(f"test_{name}" for name in linked))
+        ]
+        module, *tests = codes
         yield Section(text.partition("\n")[0], "".join(tomls), module, tuple(tests))
 
 
@@ -62,6 +69,7 @@ named = pytest.mark.parametrize(
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder on the Python path, with a file of prompts; what is imported from it goes again."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
     lines = [f'{{"prompt": "{n} + {n} =", "answer": {2 * n}}}\n' for n in range(300)]
@@ -69,7 +77,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
+        file = str(getattr(sys.modules[name], "__file__", None))
+        if file.startswith((str(tmp_path), str(EXAMPLES))):
             del sys.modules[name]
 
 
@@ -107,6 +116,9 @@ def test_the_page_has_a_section_for_each_thing() -> None:
         "Add an engine",
     ]
     assert all(section.tests for section in SECTIONS)
+    linked = LINK.findall((ROOT / "docs/extending.md").read_text())
+    files = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert files == {*linked, *(f"test_{name}" for name in linked)}
 
 
 @every

@@ -1,6 +1,6 @@
-"""The pool of a run's own old successes, for prompts at which all of a group fail (DART).
-Invariant: it follows from the events alone, has one answer for a prompt, the newest, and at most
-POOL_TOKENS tokens: the prompts that were solved longest ago leave it first.
+"""The pool of a run's own old successes, for prompts at which a whole group fails (DART).
+Invariant: it follows from the events alone, and has one answer for a prompt, the newest, and at
+most POOL_TOKENS tokens: the prompt that was solved longest ago is evicted first.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ POOL_TOKENS = 2**20
 
 
 class AnswerPool(msgspec.Struct):
-    """The `answers` by the index of their training prompt, the one that was kept first first."""
+    """The `answers` by the index of their training prompt, the oldest first."""
 
     answers: dict[int, ForeignAnswer] = msgspec.field(default_factory=dict)
     tokens: int = 0
 
     def keep(self, group: Group) -> None:
-        """Keep the first fully right answer of a complete group's own, in place of the one that its
-        prompt had. It is as old as its oldest token."""
+        """Keep the first fully right answer of a complete group's own members, in place of the
+        earlier one of its prompt. It is as old as its oldest token."""
         for member in group.own_members:
             if isinstance(member.verdict, Scored) and member.verdict.exact and member.tokens:
                 break

@@ -93,8 +93,8 @@ class Audit(msgspec.Struct):
             axis.generated_sum += value
 
     def trained(self, facts: Facts, share: float = 1.0) -> None:
-        """Count a rollout of whose tokens a share, in (0, 1], entered a loss, for that share; only
-        once, even if it is replayed later."""
+        """Count a rollout for the share of its tokens, in (0, 1], that entered a loss; only once,
+        even if it is replayed later."""
         for axis, position, value in self._axes(facts):
             index = axis.bin(position)
             axis.trained[index] += share

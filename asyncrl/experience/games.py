@@ -1,7 +1,7 @@
-"""Games of several runs, as one run's state has them. Pure.
+"""Games of several runs, as the state of one run shows them. Pure.
 
 Invariant: the key of a game is that of the draws of its rollout, so the runs of a game, which have
-one seed, one order of prompts and one size of groups, give it the same key without a word. A game
+the same seed, order of prompts and size of groups, give it the same key without a message. A game
 is complete in all of its runs, or is buried in all: a host ends a game after its guests have, and
 each gives up what the other gave up.
 """

@@ -18,7 +18,7 @@ HASH = re.compile(r"[0-9a-f]{64}")
 
 def numbered_alone(ids: bytes, table: Sequence[str]) -> tuple[bytes, tuple[str, ...]]:
     """The ids (`int32`) with their images numbered by first appearance, and these images. Raises
-    ValueError for an image that the table has not.
+    ValueError for an image that is not in the table.
 
     >>> ids, images = numbered_alone(array("i", [7, -2, -2, 8, -1]).tobytes(), ["a", "b", "c"])
     >>> array("i", ids).tolist(), images

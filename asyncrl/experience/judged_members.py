@@ -1,4 +1,4 @@
-"""Facts about the members of a complete group, from which those that are trained are chosen.
+"""Facts about the members of a complete group, by which those that are trained are chosen.
 Invariant: they follow from the journal alone."""
 
 from __future__ import annotations
@@ -36,5 +36,5 @@ def _judged(member: Rollout, verdict: Scored) -> JudgedMember:
 
 
 def _mean(numbers: array[float]) -> float:
-    """The mean; 0 of none, and where they are not known, as of some foreign answers."""
+    """The mean; 0 for no values, or unknown ones (of some foreign answers)."""
     return math.fsum(numbers) / len(numbers) if numbers and not math.isnan(numbers[0]) else 0.0

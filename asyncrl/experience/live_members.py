@@ -1,4 +1,4 @@
-"""Facts about the members of a group that is generated, from which a rule says which of them end.
+"""Facts about the members of a group during generation, by which a rule ends some of them.
 Invariant: they follow from the journal alone."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def beginning_of(group: Group, rollout: Rollout, tokens: int) -> Beginning:
 
 
 def live_group(group: Group, asked: Rollout, tokens: int, history: History) -> LiveGroup:
-    """The group, as a rule sees it that is asked about the first `tokens` tokens of `asked`."""
+    """The group, as shown to a rule that is asked about the first `tokens` tokens of `asked`."""
     members = [_live(member, tokens) for member in group.members]
     place = group.place_of(asked.id)
     return LiveGroup(members, place, group.prompt_facts, history.judged, history.judged_count)

@@ -74,13 +74,9 @@ class Rollout(Call):
     own alone, and spans count from there. A rollout stands for `leaves` of its root's, and `forks`
     while it may still give some away (`rollout.fork`). `slot` is the place of its draws.
 
-    A *fork* continues the `shared` ids, which are the first tokens of its `parent`; `ids` are its
-    own alone, and spans count from there. A rollout stands for `leaves` of its root's, and `forks`
-    while it may still give some away (`rollout.fork`). `slot` is the place of its draws.
-
     `left_out`: its group was trained without it, because it was not chosen (`train.keep`). A rule
-    was asked about its first `looked` tokens last, 0 before, and let it go on with the `chance` of
-    all that was said of it; one that it ended is `pruned` (`rollout.prune`).
+    was asked about its first `looked` tokens last, 0 before, and let it go on, all answers together
+    with this `chance`; one that it ended is `pruned` (`rollout.prune`).
 
     A rollout of another `source` than `own` is *foreign*: it was imported, complete, and counts
     neither in the history of its prompt nor among what the run has sampled.
@@ -165,9 +161,9 @@ class Group(msgspec.Struct):
     tokens of its longest right answer (`History.longest`), and `admitted_version`, the version last
     published, 0 before the first. `most` is the number of members to which it may grow; 0 where it
     does not, or has been completed. `imports` is the number of foreign answers of `source` that may
-    join it; 0 where none may, or it was said which do. An agent plays its rollouts where it is
-    `played`. `images` are the hashes of its prompt's. `leaves` are
-    the rollouts that each of its first ones may become by forks.
+    join it; 0 where none may, or the choice was made. An agent plays its rollouts where it is
+    `played`. `images` are the hashes of its prompt's. `leaves` are the rollouts that each of its
+    first ones may become by forks.
     """
 
     id: int
@@ -351,7 +347,7 @@ class Group(msgspec.Struct):
         return member.slot if self.leaves > 1 else self.place_of(member.id)
 
     def place_of(self, number: int) -> int:
-        """The place of a member among all, from 0. A growth numbers its members anew."""
+        """The place of a member among all, from 0, whatever the numbers of a growth begin with."""
         return bisect_left(self.members, number, key=lambda member: member.id)
 
     @property
@@ -384,13 +380,13 @@ class Group(msgspec.Struct):
 
     @property
     def importing(self) -> bool:
-        """True if every member is judged or buried and it does not grow, and it must be said which
-        foreign answers join it."""
+        """True if every member is judged or buried, it does not grow, and foreign answers may join
+        it."""
         return bool(self.imports) and not self.may_grow and self._finished
 
     @property
     def settled(self) -> bool:
-        """True if it is said of every member whether it forks."""
+        """True if no member may fork any more."""
         return self.leaves == 1 or not any(
             member.forks and member.status not in ENDED for member in self.members
         )
@@ -407,8 +403,8 @@ class Group(msgspec.Struct):
 
     @property
     def scored(self) -> list[Rollout]:
-        """The members with a reward, in order, which a step takes; those that it left out are
-        none of them. Those of trees are in the order of their draws."""
+        """The members with a reward, in order, without those that a step left out. Those of trees
+        are in the order of their draws."""
         scored = [member for member in self.members if member.compared]
         return sorted(scored, key=lambda member: member.slot) if self.leaves > 1 else scored
 

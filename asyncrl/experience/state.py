@@ -45,7 +45,7 @@ class ExperienceState:
     be admitted again, before any new one, to its `prompt_index`. Of each split `prompts` counts the
     prompts admitted (a restarted one once: the cursor into the data), and `ordinals` the groups
     admitted. `sealings` and `judgements` count the rollouts ever sealed and judged. `begun` are the
-    live groups of which a step has taken a member.
+    live groups from which a step has taken a member.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class ExperienceState:
 
     @property
     def groups_untaken(self) -> int:
-        """The live training groups of which no step has taken a member."""
+        """The live training groups from which no step has taken a member."""
         return self.groups_live - len(self.begun)
 
     @property
@@ -160,23 +160,22 @@ class ExperienceState:
         return [self.rollouts[rollout] for rollout in self.work_index.to_judge(after)]
 
     def undecided(self) -> list[Group]:
-        """Groups whose members are all judged or buried and of which a rule must say whether they
-        grow, the one admitted first first."""
+        """Groups whose members are all judged or buried and that a rule may let grow, in the order
+        of their admission."""
         return [self.groups[group] for group in self.work_index.undecided()]
 
     def unsettled(self) -> list[Rollout]:
-        """Rollouts whose response is complete and of which it must be said whether they fork, by
-        number."""
+        """Rollouts whose response is complete and that may still fork, by number."""
         return [self.rollouts[rollout] for rollout in self.work_index.unsettled()]
 
     def importing(self) -> list[Group]:
-        """Groups whose members are all judged or buried and of which it must be said which foreign
-        answers join them, the one admitted first first."""
+        """Groups whose members are all judged or buried and that foreign answers may join, in the
+        order of their admission."""
         return [self.groups[group] for group in self.work_index.importing()]
 
     def ready(self, split: Split = "train") -> list[Group]:
-        """Complete groups (each member judged or buried, and no more to come) of which no step has
-        taken a member, the oldest first.
+        """Complete groups (each member judged or buried, and no more to come) from which no step
+        has taken a member, the oldest first.
 
         Never waits for an older unfinished group. The oldest is the one with the smallest version
         among its tokens, since lag is counted from there; among equals the one admitted first.

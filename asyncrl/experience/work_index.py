@@ -24,9 +24,8 @@ def _by_split() -> dict[Split, list[Any]]:
 
 
 class WorkIndex(msgspec.Struct):
-    """Calls that wait for a lease, rollouts that wait for an agent, a verdict or a step, groups of
-    which a rule must say whether they grow, or which foreign answers join them, and complete
-    groups.
+    """Calls that wait for a lease, rollouts that wait for an agent, a verdict or a step, groups
+    that a rule may let grow or that foreign answers may join, and complete groups.
 
     `queue_items` and `queue_bytes` measure the experience queue: training rollouts that are sealed
     or judged, and not taken. `statuses` counts live rollouts and agents' calls of each status; a
@@ -70,7 +69,7 @@ class WorkIndex(msgspec.Struct):
         ]
 
     def undecided(self) -> list[int]:
-        """The groups of which a rule must say whether they grow, the oldest first."""
+        """The groups that a rule may let grow, the oldest first."""
         return [*self._undecided]
 
     def unsettled(self) -> list[int]:
@@ -78,7 +77,7 @@ class WorkIndex(msgspec.Struct):
         return [*self._unsettled]
 
     def importing(self) -> list[int]:
-        """The groups of which it must be said which foreign answers join them, the oldest first."""
+        """The groups that foreign answers may join, the oldest first."""
         return [*self._importing]
 
     def ready(self, split: Split) -> list[int]:

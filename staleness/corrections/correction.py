@@ -43,9 +43,9 @@ class Correction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     `band`: its fields `lo` and `hi` are numbers, the two ends of one band. `bounds_ratio`: it keeps
     no token, or no rollout, of a ratio far above 1. `trust_region`: it rejects what an update would
     take too far from the behaviour policy, whatever the ratio is, so that an objective without a
-    bound may stand on it. `whole_step`: it compares tokens of different rollouts, so it is given
-    all those that are updated with together. `by_design`: what it leaves out is no sign of a fault,
-    and raises no alarm. `by_rollout`: it judges a rollout by all of its tokens together.
+    bound may rely on it. `whole_step`: it compares tokens of different rollouts, so it is given all
+    those that are updated with together. `by_design`: tokens that it rejects are no sign of a
+    fault, and raise no alarm. `by_rollout`: it judges a rollout by all of its tokens together.
 
     >>> from asyncrl.staleness.corrections import IcePop
     >>> IcePop(hi=2.0).kind, IcePop.rejects, sorted(IcePop.reads)
@@ -76,18 +76,18 @@ class Correction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def only_weighs(self) -> bool:
-        """True if all it does is weigh by a ratio: nothing is left of it where the objective's
-        ratio is the weight already."""
+        """True if it only weighs by a ratio: it has no effect where the objective's ratio is the
+        weight already."""
         return self.weighs_by_ratio and not self.rejects
 
     @property
     def is_empty(self) -> bool:
-        """True if it has a band and that has nothing in it."""
+        """True if it has a band that is empty."""
         ends = msgspec.structs.asdict(self)
         return self.band and ends["lo"] >= ends["hi"]
 
     def table(self) -> dict[str, object]:
-        """Its table in run.toml, which names the file of a user's own with its whole path."""
+        """Its table in run.toml; a user's own file is named by its whole path."""
         module, name = type(self).__module__, type(self).__qualname__
         kind = f"{module}:{name}" if "/" in module else self.kind
         return {"kind": kind, **msgspec.structs.asdict(self)}

@@ -17,8 +17,8 @@ def tokens(
     lag: Sequence[int] | None = None,
 ) -> Tokens:
     """Tokens of these ratios of current to behaviour policy, without a proximal policy between
-    them. What is not said: a rollout of its own for each, advantage 1, behaviour log-probability
-    -1, lag 0, all in the mask.
+    them. Defaults: each is a rollout of its own, with advantage 1, behaviour log-probability -1 and
+    lag 0, in the mask.
 
     >>> tokens(ratios=[1.0, 2.0], lag=[0, 3]).lag.tolist()
     [0, 3]

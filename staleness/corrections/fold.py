@@ -23,7 +23,7 @@ class Folded(NamedTuple):
     correction that rejected the token, -1 where none did. `diagnostics`: the corrections' own sums
     as scalar tensors, by `kind_name`, and `weight`, the sum of all weights.
 
-    The first token is too old a policy's for icepop, and the second one weighs half for its age:
+    icepop rejects the first token, and the second one weighs half for its age:
 
     >>> from asyncrl.staleness.corrections import AgeDecay, IcePop
     >>> from asyncrl.staleness.corrections.examples import tokens

@@ -12,7 +12,7 @@ from asyncrl.algorithms.tokens import Tokens
 from asyncrl.staleness.corrections.correction import Corrected, Correction, keep_by_ratio
 
 CERTAIN = 1e-6
-"""A token is never surer than this from 1: float32 log-probabilities cannot tell it, and the
+"""Smallest distance of a probability from 1: float32 log-probabilities cannot resolve less, and the
 divergence from 1 is infinite."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +26,7 @@ from asyncrl.engines.scripted import ScriptedEngine, hashed
 from asyncrl.engines.spec import EngineContext, engine_kind
 from asyncrl.runtime.ipc.waits import Waits
 
-PAGE = Path(__file__).parents[2] / "docs/extending.md"
+EXAMPLES = Path(__file__).parents[2] / "docs/examples/extending"
 SIZES = EngineOptions(slots=2, context_tokens=CONTEXT, chunk_tokens=4)
 
 
@@ -48,15 +47,10 @@ async def test_the_embedded_engine() -> None:
     await check_protocol(engine, weights=dict(model.named_parameters()), keeps_versions=True)
 
 
-def blocks() -> list[str]:
-    section = PAGE.read_text().split("## Add an engine")[1].split("\n## ")[0]
-    return re.findall(r"```python\n(.*?)```", section, re.S)
-
-
 @pytest.fixture
 def counting() -> Iterator[Any]:
-    """The module of the page, as `counting`."""
-    engine, test = blocks()
+    """The engine of docs/extending.md, as `counting`."""
+    engine, test = ((EXAMPLES / name).read_text() for name in ("counting.py", "test_counting.py"))
     sys.modules["counting"] = module = ModuleType("counting")
     try:
         exec(compile(engine, "counting.py", "exec"), module.__dict__)

@@ -3,15 +3,14 @@ orders. The theorem has a file of its own (test_window_bound.py)."""
 
 from __future__ import annotations
 
+import importlib
 import math
-import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -291,15 +290,10 @@ def test_a_step_is_filled_at_once_instead_of_in_turn() -> None:
 
 
 def test_the_rule_of_the_page_on_extending(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The class and its test run as they stand there, and settings choose the class once it is
-    listed."""
-    page = Path(__file__).parents[2] / "docs/extending.md"
-    section = page.read_text().split("## Add an admission rule")[1].split("\n## ")[0]
-    names: dict[str, Any] = {"Work": Work}
-    for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
-        exec(compile(block, page.name, "exec"), names)
-    names["test_a_large_group_fills_as_much_as_two"]()
-    monkeypatch.setattr(admission, "POLICIES", (names["LiveRollouts"], *POLICIES))
+    """Settings choose the class once it is listed (`test_extending.py` runs its test)."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs/examples/extending"))
+    rule_class = importlib.import_module("live_rollouts").LiveRollouts
+    monkeypatch.setattr(admission, "POLICIES", (rule_class, *POLICIES))
     large = AdmissionSettings(0, 2, sizing="difficulty", group_size=8, group_size_max=16)
     (found,) = choose_policy(large).contradictions()
     assert "rollout.group_size_max" in found.keys

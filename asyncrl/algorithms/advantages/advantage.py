@@ -227,7 +227,7 @@ class GroupAdvantage(MemberAdvantage):
     def of_members(
         self, rewards: Rewards, parts: Parts, lengths: Lengths
     ) -> Mapping[int, Sequence[float | None]]:
-        """Each group by itself, whatever its parts and lengths."""
+        """Compute each group by itself, whatever its parts and lengths."""
         return {group: self.of_group(members) for group, members in rewards.items()}
 
 
@@ -238,7 +238,7 @@ def check_turns(
     above: Sequence[Sequence[Sequence[int]]] = (),
 ) -> None:
     """Raise ValueError where the rewards of turns are not those of a group's members, or not
-    finite, or where what lies above turns is not of earlier turns of theirs."""
+    finite, or where the turns above a turn are not earlier ones of the same member."""
     if len(turns) != len(rewards):
         raise ValueError(
             f"group {group} has {len(rewards)} rewards, but turns came of {len(turns)} members"

@@ -21,11 +21,12 @@ Place = tuple[int, int]
 
 
 class Below(RewardsToGo):
-    """The rewards at and below a turn, and what of the reward is of no turn. It is compared with
-    the other members: their reward below turns of this depth for each leaf there, times the leaves
-    that they have below this place of the tree, 0 where they have no such place. A place is the
-    order of a turn among those directly below one turn. So an episode without branches has its
-    rewards to go, and one with leaves has, at each, the mean of the others' leaves as its baseline.
+    """The rewards at and below a turn, and the part of the reward that is of no turn. It is
+    compared with the other members: their reward below turns of this depth for each leaf there,
+    times the leaves that they have below this place of the tree, 0 where they have no such place. A
+    place is the order of a turn among those directly below one turn. So an episode without branches
+    has its rewards to go, and one with leaves has, at each, the mean of the others' leaves as its
+    baseline.
 
     Both members ask twice from one context; what the second leaf earns is no credit of the first:
 

@@ -1,4 +1,4 @@
-"""Leave-one-out advantages of members that went on by a draw (`rollout.prune_weight = inverse`)."""
+"""Leave-one-out advantages of members that a draw let go on (`rollout.prune_weight = inverse`)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ByChance(Advantage):
         self._advantage = advantage
 
     def of(self, batch: RewardedSamples) -> Sequence[Value]:
-        """Advantage of each sample. Raises ValueError for rewards or chances that cannot be."""
+        """Advantage of each sample. Raises ValueError for impossible rewards or chances."""
         tables = {
             group: weighted(group, batch.rewards.get(group, ()), drawn)
             for group, drawn in batch.drawn.items()
@@ -47,7 +47,7 @@ class ByChance(Advantage):
 
 def weighted(group: int, rewards: Sequence[float], drawn: DrawnMembers) -> list[float]:
     """Advantage of each member of a group that went on. Raises ValueError for rewards that are not
-    finite, and chances that are no such members' ones."""
+    finite, and chances that do not belong to these members."""
     check_rewards(group, rewards)
     chances = drawn.chances
     if not len(chances) == len(rewards) <= drawn.started or not all(0 < q <= 1 for q in chances):

@@ -43,7 +43,7 @@ class ByRoot(Advantage):
 
     def of(self, batch: RewardedSamples) -> Sequence[Value]:
         """Advantages of the stretches of each sample, between the places where others leave it.
-        Raises ValueError for rewards or trees that cannot be."""
+        Raises ValueError for impossible rewards or trees."""
         tables = {
             group: by_stretch(group, batch.rewards.get(group, ()), forked)
             for group, forked in batch.forked.items()

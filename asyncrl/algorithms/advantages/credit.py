@@ -1,5 +1,5 @@
 """Credit: what each turn of an episode is worth (`train.credit`). Invariant: each turn of a group
-is compared among all of its members, and a member whose episode had ended by then counts with 0.
+is compared among all of its members, and a member whose episode had ended by then counts as 0.
 
 `episode`  the whole reward of the episode, at each of its turns
 `to_go`    the reward still to come (rewards_to_go.py)
@@ -114,8 +114,8 @@ def turn_advantages(
     above: Sequence[Sequence[Sequence[int]]] = (),
 ) -> list[list[float]]:
     """Advantage of each turn of each member of a group, by its return among those that it is
-    compared with. Raises ValueError where the advantage omits a member, and for a credit that has
-    not one return for each turn.
+    compared with. Raises ValueError where the advantage omits a member, and for a credit without
+    one return for each turn.
 
     The second member has ended when the first takes its second turn:
 

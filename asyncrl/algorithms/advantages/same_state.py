@@ -2,8 +2,8 @@
 another turn of its own episode, unless a class says that it is as published.
 
 A state is the key that an agent gives to a turn (`Step(key=…)`). The return of a turn is its reward
-to go. What an episode earns later depends on its own action, so a mean that has it is biased; other
-episodes are independent of it.
+to go. What an episode earns later depends on its own action, so a mean that includes it is biased;
+other episodes are independent of it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class PlayedGroup(NamedTuple):
     keys: Sequence[Sequence[str]]
 
     def alike(self, place: MemberTurn, k: int) -> Iterator[MemberTurn]:
-        """The turns with the same last `k` (>= 1) states, this one included; none where it has not
-        as many, or one without a key."""
+        """The turns with the same last `k` (>= 1) states, this one included; none where there are
+        fewer, or one has no key."""
         states = self._states(place, k)
         for member, row in enumerate(self.to_go) if states else ():
             for turn in range(len(row)):

@@ -12,11 +12,11 @@ from asyncrl.algorithms.tensors import Tensor
 class SeeUpo(MinibatchRule):
     """One update for each turn, in reverse order (SeeUPO, as its code in AgentEvolver has it).
 
-    When turn t is trained, later turns have changed. What they have made of the reward counts by
-    `M`, the ratio of the new policy to that at the start of the step over the rollout's later
-    turns: the advantages of a turn are multiplied by `M`, which starts at 1, and after the update
-    of a turn is `clip(M clip(exp(mean log-ratio), 1 ± 0.2), 1 ± 0.2)`. With the whole ratio
-    in the place of the mean's, and without clips, the gradient of each turn is exact.
+    When turn t is trained, later turns have changed. Their effect on the reward is counted by `M`,
+    the ratio of the new policy to that at the start of the step over the rollout's later turns: the
+    advantages of a turn are multiplied by `M`, which starts at 1, and after the update of a turn is
+    `clip(M clip(exp(mean log-ratio), 1 ± 0.2), 1 ± 0.2)`. With the whole ratio in the place of the
+    mean's, and without clips, the gradient of each turn is exact.
 
     Three turns; then the last one's ratio of two rollouts is e^0.1 and 2:
 

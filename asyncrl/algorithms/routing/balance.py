@@ -35,7 +35,7 @@ class RoutingSums(NamedTuple):
     [routers, experts]; None without routers. The experts of `replayed` tokens were recorded, and
     given `given` times in all layers, `flipped` times in place of others.
 
-    Four tokens chose two of three experts each; four more do it alike:
+    Four tokens chose two of three experts each; four more do the same:
 
     >>> some = RoutingSums(torch.tensor([[3.0, 4.0, 1.0]]), tokens=4)
     >>> some.merge(some).counts.tolist(), some.chosen

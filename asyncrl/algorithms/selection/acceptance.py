@@ -13,7 +13,7 @@ def below_floor(
 ) -> str:
     """Return the reason to end the run: of the last `patience` (at least 1) groups in `recent` a
     share smaller than `floor` [0, 1) passed, or none did. Returns an empty text otherwise, and
-    before so many groups have finished. `patience` is at most `RECENT`. A group passed where its
+    before that many groups have finished. `patience` is at most `RECENT`. A group passed where its
     rewards differ, or those of the `signal`.
 
     Example: 3 of the last 512 passed, and a floor of 0.01 requires 6: the run ends.

@@ -1,4 +1,4 @@
-"""DART's number of rollouts: fewer of prompts that are solved mostly.
+"""DART's number of rollouts: fewer for prompts that are mostly solved.
 
 Up to a solve rate of SOLVED a prompt has `most` rollouts; from there on fewer in proportion, to
 `least` where all solve it. The notes that are published give the bound, and not the slope.
@@ -15,7 +15,7 @@ SOLVED = 0.6
 
 
 class FewerWhereSolved(Sizing):
-    """Of prompts that nothing is known of, `most`; of one that 38 of 38 rollouts solved, few.
+    """`most` for a prompt that nothing is known of, few for one that 38 of 38 rollouts solved.
 
     >>> history = History()
     >>> history.admit(3, cursor=1)

@@ -19,7 +19,7 @@ class GroupFilter(ABC):
     """Rule of which finished groups are trained; docs/extending.md adds one.
 
     `drops_equal`: it drops each group whose compared rewards are all equal. Then more groups start
-    for the expected ones, and it drops none where an advantage finds a signal in them
+    in their place, and it drops none where an advantage finds a signal in them
     (`Advantage.equal_has_signal`).
 
     >>> class Hard(GroupFilter):

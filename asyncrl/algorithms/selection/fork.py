@@ -36,8 +36,8 @@ class ForkPoint(NamedTuple):
 
 
 class ForkRule(Protocol):
-    """Rule that forks rollouts. `every` is `rollout.fork_after`; docs/extending.md adds one. It
-    keeps nothing that the place does not tell.
+    """Rule that forks rollouts. `every` is `rollout.fork_after`; docs/extending.md adds one. It has
+    no state of its own.
 
     >>> class AfterALine(ForkRule):
     ...     def __init__(self, every): ...

@@ -1,11 +1,11 @@
 """Sizes of groups with an exact mean, as GDRO has for rollouts.
 
 The mean is that of `least` and `most`. A group has a share of what may be spent in proportion to
-the deviation sqrt(p (1 - p)) of its rewards, p being the solve rate at earlier visits: so many
-rollouts to each prompt make the error of a sum of means least. What easy and hopeless prompts
-leave is spent on others, and the sum of all sizes never leaves the mean by more than SLACK times
-the range of one group. The authors learn the sizes of ten bins by bandits, and choose sizes of that
-mean together; their loss, that of the objective, is about 0 in every group (docs/research.md).
+the deviation sqrt(p (1 - p)) of its rewards, p being the solve rate at earlier visits: with these
+sizes the error of a sum of means is smallest. What easy and hopeless prompts leave is spent on
+others, and the sum of all sizes never leaves the mean by more than SLACK times the range of one
+group. The authors learn the sizes of ten bins by bandits, and choose sizes of that mean together;
+their loss, that of the objective, is about 0 in every group (docs/research.md).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A finished group and its members as strategies see them. Invariant: everything is of the journal,
-so a resumed run shows the same."""
+"""A finished group and its members as strategies see them. Invariant: everything comes from the
+journal, so a resumed run shows the same."""
 
 from __future__ import annotations
 

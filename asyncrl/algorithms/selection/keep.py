@@ -58,8 +58,8 @@ class KeepAll(KeepRule):
 
 
 def positions(chosen: Sequence[int], members: int) -> list[int]:
-    """Return what a rule has chosen of so many members, in ascending order. Raises ValueError where
-    that is none, no position of a member, or one twice.
+    """Return what a rule has chosen of this many members, in ascending order. Raises ValueError for
+    an empty choice, a position of no member, or one twice.
 
     >>> positions([2, 0], members=3)
     [0, 2]
@@ -78,7 +78,7 @@ def positions(chosen: Sequence[int], members: int) -> list[int]:
 
 
 def number_kept(members: int, wanted: int = 0) -> int:
-    """Number that a rule is asked to keep of so many members; `wanted` is `train.keep_members`.
+    """Number that a rule is asked to keep of this many members; `wanted` is `train.keep_members`.
 
     >>> number_kept(16), number_kept(7), number_kept(1), number_kept(7, 5), number_kept(3, 5)
     (8, 4, 1, 5, 3)

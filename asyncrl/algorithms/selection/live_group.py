@@ -1,5 +1,5 @@
-"""A group that is generated, as rules see it. Invariant: everything is of the journal, so a resumed
-run shows the same."""
+"""A group during generation, as rules see it. Invariant: everything comes from the journal, so a
+resumed run shows the same."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class LiveMember(NamedTuple):
 
 
 class LiveGroup(NamedTuple):
-    """A group of which the member at position `asked` is asked about. `prompt` is what was known of
+    """A group; a rule is asked about its member at position `asked`. `prompt` is what was known of
     the prompt at the group's admission, `judged` the last responses of any prompt whose end is
-    known, of `judged_count` that there ever were.
+    known, out of `judged_count` in all.
 
     >>> LiveGroup([LiveMember("judged", 12), LiveMember("live", 4)], asked=1).member.state
     'live'

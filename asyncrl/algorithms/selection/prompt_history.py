@@ -66,12 +66,12 @@ class PromptRecord(msgspec.Struct, array_like=True, gc=False):
 class History(msgspec.Struct):
     """Every prompt that was admitted for training, by its `prompt_index`. `cursor` is the position
     in the run's stream of prompts from which the next one is searched. `recent` has one byte for
-    each of the last groups that completed, the oldest first: 1 where its rewards differ; where
-    they are equal, TO_GO if the rewards to go differ, at any turn of an episode, and BELOW if those
-    below a turn do. `groups` and `rollouts` count all that were ever started, restarted groups
-    and the members by which groups grew included. `judged` has the last `JUDGED` responses with a
-    reward of which a rule was asked (`rollout.prune`), the oldest first, and `judged_count` counts
-    all that there ever were.
+    each of the last groups that completed, the oldest first: 1 where its rewards differ; where they
+    are equal, TO_GO if the rewards to go differ, at any turn of an episode, and BELOW if those
+    below a turn do. `groups` and `rollouts` count all that were ever started, restarted groups and
+    the members by which groups grew included. `judged` has the last `JUDGED` responses with a
+    reward about which a rule was asked (`rollout.prune`), the oldest first, and `judged_count`
+    counts all of them.
 
     >>> history = History()
     >>> history.admit(7, 1)
@@ -99,7 +99,7 @@ class History(msgspec.Struct):
         return 0 if seen is None else seen.longest
 
     def judge(self, beginning: Beginning, right: bool) -> None:
-        """Record the end of a response of which a rule was asked."""
+        """Record the end of a response about which a rule was asked."""
         self.judged.append(JudgedBeginning(beginning, right))
         self.judged_count += 1
         if len(self.judged) > JUDGED:

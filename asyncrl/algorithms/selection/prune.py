@@ -38,7 +38,7 @@ class Ending(NamedTuple):
 
 class PruneRule(Protocol):
     """Rule that ends rollouts. `share` is `rollout.prune_share`, over 0 and below 1;
-    docs/extending.md adds one. It keeps nothing that the group does not tell.
+    docs/extending.md adds one. It has no state of its own.
 
     >>> class Repeats(PruneRule):
     ...     def __init__(self, share):

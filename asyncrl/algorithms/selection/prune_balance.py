@@ -16,11 +16,10 @@ RIGHT = 0.5
 class Balance(PruneRule):
     """The share `share` of a group goes on (ARRoL's K). A rollout that is asked about ends if that
     many go on already, or if those that do are likely right too often already and it is, or the
-    reverse. It stays where the ones that were not asked about yet are no more than are missing.
-
-    Authors' code was not published. They rank all members of a group at a time, by a calibrated
-    head on hidden states; here members come in the order of their tokens, each is compared with
-    those before it, and `SuccessOdds` predicts.
+    reverse. It stays where no more members are left to ask about than are missing. The authors'
+    code was not published. They rank all members of a group at a time, by a calibrated head on
+    hidden states; here members come in the order of their tokens, each is compared with those
+    before it, and `SuccessOdds` predicts.
 
     >>> from asyncrl.algorithms.selection.live_group import LiveMember
     >>> Balance(0.5).ends(LiveGroup([LiveMember("live", 8)] * 4, 0))

@@ -7,8 +7,8 @@ Newton step of its own (Laplace's approximation, one rank a time):
     p = σ(w·x),  H += p (1 - p) x xᵀ,  w += H⁻¹ x (right - p),  H = I / PRIOR at first
 
 Invariant: the weights are a function of the last responses that the history has, so a resumed run
-predicts as it would have before the crash. These went on to their end: of those that a rule ended
-nothing is learned, and a rule that ends some surely never learns that it was wrong about them.
+predicts as it would have before the crash. Only responses that reached their end are learned from,
+so a rule that ends some with certainty never learns that it was wrong about them.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class SuccessOdds:
         """The share of the responses learned from that was right."""
 
     def learn(self, judged: Sequence[JudgedBeginning], count: int) -> bool:
-        """Learn from the last judged responses, of `count` that there ever were. Returns False
-        where they are too few."""
+        """Learn from the last judged responses, out of `count` in all. Returns False where they are
+        too few."""
         if len(judged) < ENOUGH:
             return False
         if count != self._known:

@@ -23,7 +23,7 @@ seventeenth never has, however far off the prior is (15 * 16 < 256 < 16 * 17).""
 class V05Growth(GrowingSizing):
     """One more at a time: each waits for the verdict on the one before.
 
-    The prompt was solved never, by earlier visits, and now by three of four; then by none:
+    A prompt that no earlier visit solved is now solved by three of four, then by none:
 
     >>> from asyncrl.algorithms.selection.judged_group import JudgedMember
     >>> from asyncrl.messages import PromptFacts

@@ -56,8 +56,8 @@ def _half(n: int) -> float:
 
 @cache
 def student(freedom: int) -> float:
-    """The t that a variable of Student's distribution with so many degrees of freedom, at least 1,
-    exceeds in size with a chance of 1 - CHANCE.
+    """The t that a variable of Student's distribution with this many degrees of freedom, at least
+    1, exceeds in size with a chance of 1 - CHANCE.
 
     >>> [round(student(freedom), 3) for freedom in (1, 2, 7, 30)]
     [12.706, 4.303, 2.365, 2.042]
