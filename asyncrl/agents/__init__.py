@@ -1,6 +1,6 @@
-"""Agents of users: code that calls the model as often as it likes, and returns a reward.
+"""User code that calls the model any number of times, and returns a reward.
 
-An agent is one of three things, all of them made one function by `load_agent`:
+An agent has one of three forms, which `load_agent` turns into one function:
 
     async def solve(client: openai.AsyncOpenAI, episode: AgentEpisode) -> float | Mapping | None
     class Game: reset(entry, seed) -> str; step(reply) -> Step       environments.py
@@ -8,11 +8,10 @@ An agent is one of three things, all of them made one function by `load_agent`:
 
 It runs under asyncio, one attempt at an episode in a process of its own
 (`asyncrl.actors.agent_pool`), so nothing here knows trio. Invariant: a reward is a finite number,
-and any other value is a failure with a sentence, and never 0.
+any other value is a failure with a sentence, never 0.
 
-Names are imported when they are first asked for: `asyncrl.agents.tasksets` runs in an environment
-that has nothing of what asyncrl needs.
-"""
+Names are imported on first use: `asyncrl.agents.tasksets` runs in an environment without asyncrl's
+dependencies."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""An episode as its agent sees it. Invariant: a result that was noted once is the same in every
-attempt, and is not computed again.
+"""The episode that an agent gets. Invariant: a noted result is the same in every attempt, and is
+computed once.
 
-An agent that is killed is run again from the top, in a fresh process and with the same seed. Its
-model calls are answered with the tokens that were sampled before. A result of its own is kept if it
-went through `once`.
+A killed agent is restarted from the top, in a fresh process with the same seed. Its model calls are
+answered with the tokens that were sampled before. Its own results are kept if they went through
+`once`.
 
 The gateway keeps notes and rewards:
 
@@ -94,11 +94,12 @@ class EpisodeFacts(msgspec.Struct, frozen=True):
 
 
 class EpisodeError(Exception):
-    """The gateway did not take what an agent gave it; the text says why."""
+    """The gateway refused what an agent sent; the text says why."""
 
 
 def messages_of(facts: EpisodeFacts) -> list[dict[str, Any]]:
-    """The conversation that an agent begins with: the data's own, or the prompt as the user's."""
+    """The conversation that an agent begins with: the data's, or the prompt as the user's
+    message."""
     given = facts.messages or facts.entry.get("prompt")
     if isinstance(given, list) and given and all(isinstance(one, dict) for one in given):
         return [dict(one) for one in given]
@@ -134,8 +135,9 @@ class AgentEpisode(_Seen):
     def sandbox(
         self, image: str = "", hosts: Sequence[str] | None = None
     ) -> AbstractAsyncContextManager[Box]:
-        """A sandbox for the block, of this image, the row's, or the settings', in this order; it
-        reaches these hosts, of those of `sandbox.hosts`, or all of them. Raises BoxError.
+        """A sandbox for the block, from this image, else the row's, else `sandbox.image`. It
+        reaches these hosts, which `sandbox.hosts` must have; by default all of those. Raises
+        BoxError.
 
         async with episode.sandbox() as box:
             ran = await box.run(["pytest", "-q"], seconds=300)
@@ -195,11 +197,11 @@ class AgentEpisode(_Seen):
 
     @asynccontextmanager
     async def opened(self, kind: OpenedKind, name: str, *end: str) -> AsyncIterator[str]:
-        """Note what is opened in the block, outside of the agent's processes, and end it at the
-        block's end; if the agent is killed before, the run ends it. Few attempts open something at
-        a time: this waits for its turn, while the attempt's clock stands. Gives the name, or the
-        path of a new directory. Raises EpisodeError if it could not be ended later, and ValueError
-        for what is no such thing.
+        """Note what the block opens outside the agent's processes, and end it with the block; if
+        the agent is killed first, the run ends it. Few attempts open something at a time, so this
+        may wait; the attempt's clock stops meanwhile. Yields the name, or the path of a new
+        directory. Raises EpisodeError if it could not be ended later, and ValueError for an invalid
+        kind, name or end.
 
         async with episode.opened("container", f"asyncrl-{episode.session}", "docker") as name:
             await start("docker", "run", "--detach", "--name", name, image)

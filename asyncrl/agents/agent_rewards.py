@@ -10,11 +10,11 @@ from typing import Any, Literal
 LARGEST = 1e38
 """Largest reward of either sign. A larger one could not be trained."""
 NAMES = 64
-"""Rewards that an agent may name, at most."""
+"""Most rewards that an agent may name."""
 NAME = 64
-"""Characters of a reward's name, at most."""
+"""Most characters of a reward's name."""
 KEY = 1024
-"""Characters of a turn's key, at most."""
+"""Most characters of a turn's key."""
 
 WrongKind = Literal["not a number", "not finite", "too large", "not named"]
 
@@ -69,7 +69,7 @@ def as_key(value: Any) -> str:
 
 
 def as_outcome(value: Any) -> float | dict[str, float] | None:
-    """The rewards that an agent returned; None if the task's verifier shall judge. Raises
+    """The rewards that an agent returned; None if the task's verifier is to judge. Raises
     WrongReward.
 
     >>> as_outcome({"right": 1, "brief": 0.5})

@@ -13,7 +13,7 @@ import signal
 from typing import Any
 
 CLOSE_S = 5.0
-"""Seconds that all that an attempt closes may take."""
+"""Seconds that an attempt may take to close everything."""
 
 
 class ToldToEnd(BaseException):
@@ -32,7 +32,7 @@ class Closing:
         self.begun = False
 
     def add(self, thing: Any) -> None:
-        """Have it closed, if it has a method `close`."""
+        """Register an object, if it has a method `close`."""
         if callable(getattr(thing, "close", None)):
             self._things.append(thing)
 

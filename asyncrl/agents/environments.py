@@ -4,8 +4,8 @@
         def reset(self, entry, seed): return "Guess a number from 1 to 10."
         def step(self, reply): return Step("too low", 0.0, done=False)
 
-A text for the model may be an `Shown`, which has images too. Of a history the class attribute
-`screens` keeps the newest images alone, so many of them.
+A text for the model may be a `Shown`, with images. The class attribute `screens` is the number of
+the newest images that the history keeps.
 
 Both methods may be async. `reset(self, entry, seed, episode)` gets the `AgentEpisode`, too. Each
 attempt makes a new object, and calls `reset` with the task's entry and the episode's seed: it draws
@@ -31,9 +31,9 @@ class Step(NamedTuple):
     """An environment's answer to a reply: the next text or observation for the model, the reward of
     the reply's turn, and True if the episode is over (then the text is ignored). `failed` names the
     tool that the reply called, if that failed (`agent.mask_failed`). `key` names the state in which
-    the reply was given, for advantages that compare turns of one state. `role` is that of the
-    replies from the next one on; empty: as before. `said` is the text that the history has in place
-    of the reply, which is trained all the same (a patch by an expert's); empty: the reply."""
+    the reply was given, for advantages that compare turns of one state. `role` applies from the
+    next reply on; empty: unchanged. `said` replaces the reply in the history (an expert's patch,
+    for example), and the reply is still trained; empty: the reply."""
 
     text: str | Shown
     reward: float
@@ -60,7 +60,7 @@ class Environment(Protocol):
 
 async def play(environment: Environment, facts: EpisodeFacts) -> float:
     """Play an environment to its end. Each turn gets its step's reward, and the episode their sum.
-    It ends with the environment, or when the gateway takes no more calls. Raises EpisodeError."""
+    It ends with the environment, or when the gateway accepts no more calls. Raises EpisodeError."""
     async with GatewayClient(facts.base_url) as gateway:
         return await _play(environment, facts, gateway)
 

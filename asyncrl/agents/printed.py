@@ -1,5 +1,5 @@
-"""Output of agents, kept in a run's directory. Invariant: the newest of it is there, and what an
-actor keeps has a bound.
+"""Output of agents, kept in a run's directory. Invariant: the newest output is there, and an actor
+keeps a bounded amount.
 
 An actor's file is `RUN/printed/agents-0.jsonl`: a line for each attempt that ended by itself and
 printed anything. Once it is full it takes the place of the older one, `agents-0.old.jsonl`.
@@ -50,8 +50,8 @@ class PrintedFile:
         self._quiet = False
 
     def keep(self, output: AttemptOutput) -> None:
-        """Keep an output, unless it is empty. A disk without room for it ends no attempt: nothing
-        more is kept then, and the log says why."""
+        """Keep an output, unless it is empty. A full disk does not end an attempt: nothing more is
+        kept then, and the log says why."""
         if self._quiet or not output.text.strip():
             return
         line = msgspec.json.encode(output) + b"\n"

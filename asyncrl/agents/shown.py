@@ -44,8 +44,8 @@ def user_message(shown: str | Shown) -> dict[str, Any]:
 
 
 def newest_images(messages: Sequence[Mapping[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Messages with the newest images alone, at most so many (0 or more): a text stands in place of
-    each other one. A history that is cut so is another context, and so a branch.
+    """Messages with at most this many of the newest images (0 or more); a text replaces each of the
+    others. A shortened history is another context, and so a branch.
 
     >>> history = [user_message(Shown(text, [b"GIF89a"])) for text in "ab"]
     >>> [part.get("text") for message in newest_images(history, 1) for part in message["content"]]

@@ -65,7 +65,7 @@ def right_key(where: str, key: str) -> str:
     """The key itself. Raises ConfigError for what can be none."""
     if not key.isascii() or not key.isprintable() or " " in key:
         raise ConfigError(
-            f"{where}, and what is there is no key: it has more than one line or word."
+            f"{where}, and what it has is not a key: it is more than one line or word."
         )
     return key
 

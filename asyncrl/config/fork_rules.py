@@ -51,18 +51,18 @@ def _unknown(config: Config) -> Iterator[tuple[tuple[str, ...], bool, str]]:
     yield (
         ("foreign.source",),
         config.foreign.source != "none",
-        "foreign answers are no branches of a tree: set source to none",
+        "foreign answers are not branches of a tree: set source to none",
     )
-    yield ("share.path",), bool(config.share.path), "runs share whole answers alone: remove path"
+    yield ("share.path",), bool(config.share.path), "runs share only whole answers: remove path"
     yield (
         ("rollout.sizing",),
         rollout.sizing != "fixed",
-        "forks make a group as large as it is to be: set sizing to fixed",
+        "forks set the size of a group: set sizing to fixed",
     )
     yield (
         ("train.replay_groups",),
         train.replay_groups > 0,
-        "trees are not trained again: set replay_groups to 0",
+        "trees cannot be replayed: set replay_groups to 0",
     )
     yield (
         ("train.router_replay",),
@@ -93,17 +93,17 @@ def _biased(config: Config) -> Iterator[tuple[tuple[str, ...], bool, str]]:
     yield (
         ("train.keep",),
         train.keep != "all",
-        "a tree without some leaves is no mean of its branches: set keep to all",
+        "a tree without some of its leaves is biased: set keep to all",
     )
     yield (
         ("rollout.prune",),
         rollout.prune != "none",
-        "a tree without some leaves is no mean of its branches: set prune to none",
+        "a tree without some of its leaves is biased: set prune to none",
     )
     yield (
         ("rollout.truncated",),
         rollout.truncated == "mask",
-        "what a cut response shares with others would be left out with it: set truncated to keep",
+        "tokens that a cut response shares with others would be masked too: set truncated to keep",
     )
     yield (
         ("train.group_weight",),

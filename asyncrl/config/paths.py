@@ -77,9 +77,9 @@ def refuse_as_output(path: Path, *, over: bool = False) -> None:
     or, if a file is written `over` another, something else than a file; or its folder is not
     there."""
     if over and (exists(path) or path.is_symlink()) and not is_file(path):
-        raise ConfigError(f"{shown(path)}: this is not a file, and is not written over.")
+        raise ConfigError(f"{shown(path)}: this is not a file, and is not overwritten.")
     if not over and (exists(path) or path.is_symlink()):
-        raise ConfigError(f"{shown(path)}: this is there already, and is not written over.")
+        raise ConfigError(f"{shown(path)}: this is there already, and is not overwritten.")
     if not is_folder(path.parent):
         raise ConfigError(f"{shown(path)}: there is no directory {shown(path.parent)} to write to.")
 
@@ -91,7 +91,7 @@ def refuse_unnamed(values: Iterable[object]) -> None:
         if isinstance(value, list | tuple):
             refuse_unnamed(value)
         elif isinstance(value, str | Path) and "\0" in str(value):
-            raise ConfigError(f"{shown(value)}: this has a NUL, and can name no file.")
+            raise ConfigError(f"{shown(value)}: this has a NUL, so it names no file.")
 
 
 def refuse_lost(key: str, path: str) -> None:

@@ -1,8 +1,7 @@
 """The display of a run in the cell of a notebook: one output that is replaced, in plain text.
 
-No widget and no extension is needed: what IPython's messages say, every front end shows, and a
-notebook that is kept has the last picture alone.
-"""
+It needs no widget and no extension: every front end shows IPython's messages, and a saved notebook
+has only the last picture."""
 
 from __future__ import annotations
 
@@ -60,4 +59,4 @@ class CellOutput:
             self._handle.update(data, raw=True)
 
     def stop(self) -> None:
-        """The last picture stays."""
+        """Leave the last picture in place."""

@@ -22,7 +22,7 @@ from asyncrl.explain.json_files import decoded
 from asyncrl.files import open_regular, whole_file
 
 LINE_BYTES = 2**20
-"""Bytes of a line, at most; a longer one is none of ours."""
+"""Most bytes of a line; asyncrl writes none that is longer."""
 
 
 class StepPoint(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="step"):
@@ -90,7 +90,7 @@ def line_of(point: Point) -> bytes:
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """The same figures, None for each that is no finite number."""
+    """The same figures, with None for each that is not finite."""
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
@@ -195,8 +195,8 @@ class Curve:
         return {name: value for name, value in found.items() if value is not None}
 
     def add(self, point: Point) -> None:
-        """Put a point behind the others. One that is there is left: a resumed run has made that
-        version again."""
+        """Append a point. One that is already there is skipped: a resumed run has made that version
+        again."""
         known = (
             point.version <= (self.last.version if self.last else 0)
             if isinstance(point, StepPoint)

@@ -4,8 +4,7 @@ last one after a kill.
 There is one writer: the journal's. It writes the lines so far before each commit, and forces them
 to the disk before a commit that keeps the state for a checkpoint. So a checkpoint that a run can go
 on from has the lines of all steps before it, whatever was killed, and also where the power was cut.
-A disk that is full is waited for as the journal waits.
-"""
+If the disk is full, it waits as the journal does."""
 
 from __future__ import annotations
 
@@ -34,12 +33,12 @@ class CurveFile:
         self._unwritten: deque[bytes] = deque()
 
     def append(self, line: bytes) -> None:
-        """Have a line written with the others."""
+        """Queue a line."""
         self._unwritten.append(line)
 
     def write(self, forced: bool) -> None:
-        """Write every line so far; where it is `forced`, return when they are on the disk. Raises
-        OSError, and then the lines that were not written whole are written by the next call."""
+        """Write every queued line; if `forced`, return when they are on the disk. Raises OSError,
+        and then the lines that were not written whole are written by the next call."""
         while self._unwritten:
             line = memoryview(self._unwritten[0])
             try:

@@ -66,7 +66,7 @@ def _candidates(status: RunStatus) -> Iterator[str]:
     if rollout >= IDLE or still:
         yield from _engines_wait(status)
     if still:
-        yield f"Nobody says what it waits for but by name: {_waits(status) or 'nothing'}."
+        yield f"No cause is known. Open waits: {_waits(status) or 'none'}."
     for name in TEACHES_NOTHING:
         yield from _found(status, name)
     yield WELL
@@ -88,7 +88,7 @@ def _broken(status: RunStatus) -> Iterator[str]:
     """Explanations that do not go away by waiting."""
     if status.journal.trouble:
         yield (
-            "The journal waits for the disk, and all else for the journal: "
+            "The journal waits for the disk, and everything else for the journal: "
             f"{status.journal.trouble}; {size(status.journal.pending_bytes)} wait."
         )
     if status.unwritten >= HOLDS:
@@ -97,8 +97,8 @@ def _broken(status: RunStatus) -> Iterator[str]:
     if status.phase == "init" and absent:
         longest = max(actor.seconds for actor in absent)
         yield (
-            f"It waits for {_names(absent)} to come, for {duration(longest)} by now; what "
-            "they do is in their logs."
+            f"It waits for {_names(absent)} to come, for {duration(longest)} so far; see their "
+            "logs."
         )
     # Once the run ends, its trainer goes; it was lost if the reason of the end names it.
     ends = status.phase in ("drain", "stop")
@@ -119,7 +119,7 @@ def _broken(status: RunStatus) -> Iterator[str]:
         longest = max(actor.seconds for actor in silent)
         yield (
             f"{_names(silent)} {_has(silent)} said nothing for {duration(longest)}, though "
-            "connected: hung, stopped, or without a core "
+            "connected: hung, stopped, or starved of processor time "
             f"(process {', '.join(str(actor.pid) for actor in silent[:NAMES])})."
         )
     if (
@@ -130,7 +130,7 @@ def _broken(status: RunStatus) -> Iterator[str]:
         yield (
             f"Publication {p.number}, of version {p.version}, waits for {p.waiting_for}: it is "
             f"in {p.phase} for {duration(p.seconds)} in "
-            f"all, and gives up on whoever is silent in {duration(p.left_s)}."
+            f"all, and gives up on silent actors in {duration(p.left_s)}."
         )
     if busy := at_work(status):
         yield (
@@ -139,7 +139,7 @@ def _broken(status: RunStatus) -> Iterator[str]:
         )
     if status.phase == "ready":
         yield (
-            "Every actor is there, and the first publication is to come: it waits for "
+            "Every actor is connected, and the first publication has not begun: it waits for "
             f"{_waits(status) or 'the trainer'}."
         )
 
@@ -156,7 +156,7 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
         yield (
             f"No verdict has come for {duration(status.verdict_s)}: verifiers are the slow side, "
             f"and may be stuck. {sealed} answers wait, {with_them}: look at the judge's server "
-            "(judge.url), or at what task.verifier waits for; task.verdict_s ends what takes long."
+            "(judge.url), or at what task.verifier waits for; task.verdict_s bounds each verdict."
         )
     if sealed > leased:
         yield (
@@ -168,18 +168,18 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
     if _held_by_evaluation(status):
         yield (
             f"The evaluation of version {status.evaluating} holds the publication of version "
-            f"{status.step}, for which the trainer waits: lower task.eval_size, or "
-            "evaluation.hold_s, the seconds for which it may."
+            f"{status.step}, and the trainer waits for that: lower task.eval_size or "
+            "evaluation.hold_s."
         )
     if _awaits_weights(status):
         yield (
-            "The trainer waits for experience, and engines wait for weights: version "
-            f"{status.committed} is what they were given last."
+            "The trainer waits for experience, and engines wait for weights: the last version "
+            f"that they got is {status.committed}."
         )
     if status.evaluating is not None and not status.groups.live:
         yield (
-            f"The trainer has nothing to do, and waits until version {status.evaluating} is "
-            f"evaluated: {leased + sealed} answers to come; lower task.eval_size."
+            f"The trainer has nothing to do until version {status.evaluating} is evaluated: "
+            f"{leased + sealed} answers to come; lower task.eval_size."
         )
     if _with_agents(status):
         yield f"The trainer waits for experience, and agents are the slow side: {_episodes(status)}"
@@ -254,8 +254,8 @@ def _engines_wait(status: RunStatus) -> Iterator[str]:
             "train faster, raise train.ranks or machine.trainer_cores."
         )
     yield (
-        f"Rollout actors are idle, and nothing is to be generated: {taken} rollouts are with "
-        "the trainer."
+        f"Rollout actors are idle, because there is nothing to generate: {taken} rollouts are "
+        "with the trainer."
     )
 
 
@@ -360,7 +360,7 @@ def _episodes(status: RunStatus) -> str:
         "agent.concurrency or staleness.depth."
         if episodes.live < episodes.most
         else f"{episodes.thinking} of {episodes.live} episodes are with their agents; more begin "
-        "as it is known how long agents take."
+        "once it is known how long agents take."
     )
 
 

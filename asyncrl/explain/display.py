@@ -1,9 +1,8 @@
 """Display of a run while it lives, and of its summary at the end: on a terminal and in a notebook
 in place, elsewhere as plain lines.
 
-It has no thread: it draws when it is told something, and never waits for its reader. While a
-terminal is stopped, or a pipe is full, what is news then is left out, and notes are kept.
-"""
+It has no thread: it draws when it gets an update, and never waits for its reader. While a terminal
+is stopped, or a pipe is full, updates are dropped, and notes are kept."""
 
 from __future__ import annotations
 
@@ -93,8 +92,8 @@ class Display:
             self._print(line(status))
 
     def progress(self, progress: Progress) -> None:
-        """Show how far something is that takes long, before the run says how it stands: redraw, or
-        print a line every so often."""
+        """Show the progress of something slow before the first status: redraw, or print a line now
+        and then."""
         self._print_notes()
         if not self._taken():
             return
@@ -192,7 +191,7 @@ def _colour(status: StatusUpdate) -> str:
 
 
 def _bars(items: Sequence[Progress]) -> list[RenderableType]:
-    """A bar for each that is under way; one that is not counted pulses."""
+    """A bar for each job in progress; one without a count pulses."""
     if not items:
         return []
     table = Table.grid(padding=(0, 2))

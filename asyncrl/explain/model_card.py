@@ -1,8 +1,7 @@
 """The card of a trained model: the README.md of its directory, as the Hugging Face hub reads one.
 
-Invariant: the card says what the run's settings and summary say, and what it cannot know it calls
-unknown. Names and paths are somebody's text, so none of it is read as markup.
-"""
+Invariant: the card says what the run's settings and summary say, and calls the rest unknown. Names
+and paths are a user's text, and are never read as markup."""
 
 from __future__ import annotations
 
@@ -103,12 +102,12 @@ def card(config: Config, summary: Summary, version: str) -> str:
             "",
             *_table(facts),
             "",
-            "## What it came to",
+            "## Results",
             "",
             *_table(results),
             "",
-            "The license of the base model and of the task's data, which nobody has told asyncrl, "
-            "go for this model, too. All settings are in `run.toml` of the run.",
+            "The licenses of the base model and of the task's data, which asyncrl does not know, "
+            "apply to this model too. All settings are in `run.toml` of the run.",
             "",
         ]
     )
@@ -135,7 +134,7 @@ def merged_card(parts: Sequence[tuple[str, float]], based: bool, version: str) -
             *(f"| {_plain(name)} | {factor:g} |" for name, factor in parts),
             "",
             "Each weight is the sum of the models' weights times their factors. The licenses of "
-            "these models go for this one, too.",
+            "these models apply to this one too.",
             "",
         ]
     )

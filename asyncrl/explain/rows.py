@@ -17,13 +17,13 @@ from asyncrl.words import NONE, clock, count, duration, number, share, size
 FigureRow = tuple[str, str]
 """A label and what it says."""
 REASONS = 3
-"""Reasons that are named of those for which tokens were discarded, the largest first."""
+"""Most reasons named for which tokens were discarded, the largest first."""
 OF_WEIGHTS = {"current": "", "ema": ", of the average of weights"}
 """Words behind an accuracy, by the weights that it is of."""
 
 
 def update_rows(now: StatusUpdate) -> list[FigureRow]:
-    """A run that goes on: rates and idle shares of the last seconds, else figures of the last step
+    """Rows of a live run: rates and idle shares of the last seconds, else figures of the last step
     and of the last evaluation."""
     if (sft := now.sft) is not None:
         return [

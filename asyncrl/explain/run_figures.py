@@ -43,11 +43,10 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     `seconds` are those that it has worked in all its lives, by its last point. Rewards are means of
     the first and the last REWARD_STEPS steps; rates are over the time between its first and its
     last step, in tokens. Idle shares are from 0 to 1, lag in versions, by trained token;
-    `pause_seconds` the mean of those that decoding stood still at a publication. `tokens` say what
-    became of all that were generated; `alarms` counts the steps that raised one, and `raised` are
-    the sentences of those that the last step raised. `held_out_loss` is the first and the last one
-    of a supervised run. `facts` are those of its last seconds.
-    """
+    `pause_seconds` the mean of those that decoding stood still at a publication. `tokens` account
+    for all that were generated; `alarms` counts the steps that raised one, and `raised` are the
+    sentences of those that the last step raised. `held_out_loss` is the first and the last one of a
+    supervised run. `facts` are those of its last seconds."""
 
     run: str
     standing: Standing
@@ -95,8 +94,8 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def changes(self) -> list[str]:
-        """Sentences that say what to change, the most pressing first; none where its numbers ask
-        for nothing. They are of its last seconds where it said how it stood, else of its curve."""
+        """Sentences that say what to change, the most pressing first; none if nothing needs a
+        change. They follow from the last status if there is one, else from the curve."""
         facts = msgspec.structs.replace(
             self.facts or RunFacts(idle_trainer=self.idle_trainer, idle_rollout=self.idle_rollout),
             generated=self.tokens.generated,

@@ -2,8 +2,7 @@
 Invariant: the run is not changed, held up or waited for, and nothing of it is executed, unless
 `config` is asked for. What is read at once has a bound.
 
-What is no run, is not there yet or is damaged raises ConfigError, with one sentence.
-"""
+A path that is not a run, a missing file or a damaged one raises ConfigError, with one sentence."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from asyncrl.journal import SqliteHistory
 
 TOML_BYTES = 2**20
-"""Bytes of a run.toml, at most; a longer one is none of ours."""
+"""Most bytes of a run.toml."""
 
 SHOWN = 40
 """Characters of a version that are shown."""
@@ -112,7 +111,7 @@ class RunFiles:
                 raise
             raise ConfigError(
                 f"{error} The run was started by asyncrl {escaped(start.asyncrl, SHOWN)}, and this "
-                f"is {ours}: go on with that one."
+                f"is {ours}: use that version."
             ) from None
 
     @property

@@ -1,4 +1,4 @@
-"""The pace of the last steps, and the time that those to come take at it. Pure."""
+"""The pace of the last steps, and the time left at that pace. Pure."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def show_tasks(name: str | None, console: Console) -> None:
     else:
         close = difflib.get_close_matches(name, [*entries, "data"], n=1, cutoff=0.5)
         hint = f"; did you mean {close[0]!r}?" if close else "; `asyncrl tasks` lists them"
-        raise ConfigError(f"{escaped(name)!r} is no task{hint}")
+        raise ConfigError(f"{escaped(name)!r} is not a task{hint}")
 
 
 def page(entry: CatalogEntry) -> list[str]:
@@ -41,7 +41,7 @@ def page(entry: CatalogEntry) -> list[str]:
         "an example:",
         *(f"  {escaped(line)}" for line in entry.question.splitlines()),
         "its answer:",
-        *(f"  {escaped(line)}" for line in (entry.answer or "(it knows none)").splitlines()),
+        *(f"  {escaped(line)}" for line in (entry.answer or "(none)").splitlines()),
         "",
         f"prompt: at most {entry.prompt_tokens} tokens of the bundled model; answer: at most "
         f"{entry.answer_tokens}",

@@ -62,17 +62,18 @@ def _steps(files: RunFiles) -> int:
 
 
 def _unsaid(files: RunFiles, steps: int) -> str:
-    """Say what is known of a run that ended without a word on how it stood."""
+    """Say what is known of a run that ended without a final status."""
     summary = _summary(files)
     reason = f": {summary.reason}" if summary is not None else ""
     if summary is not None and summary.ok:
         return (
             f"The run ended after {count(steps)} steps{reason}. How it stood then is not in "
-            f"{files.path}, as in a copy that is not whole."
+            f"{files.path}, which may be an incomplete copy."
         )
     return (
-        f"The run ended after {count(steps)} steps{reason}; how it stood then was not written, as "
-        f"on a full disk. Make room if so, and go on with asyncrl train --resume {files.path}."
+        f"The run ended after {count(steps)} steps{reason}. Its last state was not written, maybe "
+        f"because the disk is full: make room, and resume it with asyncrl train --resume "
+        f"{files.path}."
     )
 
 
@@ -136,8 +137,7 @@ def _standing(status: RunStatus, lives: bool, age_s: float, stalled: bool, run: 
     if not lives:
         return (
             f"The run was killed after {steps}, or its coordinator failed (then its log says "
-            "why): nobody runs it any more, and it had not "
-            f"ended. This is how it stood {ago}; go on with asyncrl train --resume {run}."
+            f"why). This is how it stood {ago}; resume it with asyncrl train --resume {run}."
         )
     if age_s > OLD_S:
         return (
@@ -176,5 +176,5 @@ def _lending(lending: LendingStatus, seconds: float) -> str:
         "lost"
     )
     if not lending.worth:
-        return f"{said}, and are not at present: {last} by the switch."
+        return f"{said}, and are not lent now: {last} by the switch."
     return f"{said}; {last} by the switch." if lending.used_s else f"{said}."

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 FIGURES = 16
-"""Figures that a verifier may log of an answer, at most, and that a step has."""
+"""Most figures that a verifier may log for an answer, and that a step has."""
 _FIGURE = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 
@@ -48,8 +48,8 @@ class NoReward(Exception):
 
 
 def as_number(value: Any, name: str = "") -> float:
-    """The number that a verifier returned as a reward, of this `name` if it has several. Raises
-    NoReward for what is none, and for a whole number that is too large for a float.
+    """Convert what a verifier returned to a reward; `name` is that of one of several. Raises
+    NoReward for anything but a number, and for an integer too large for a float.
 
     >>> as_number(True)
     1.0
@@ -68,8 +68,8 @@ def as_number(value: Any, name: str = "") -> float:
 
 
 class Several(float):
-    """Several rewards of one answer, by name, and as a number their sum. `parts` are in the task's
-    order, the same for all answers to a prompt. Where they have no finite sum it is NaN.
+    """Several named rewards of one answer. As a number it is their sum, NaN if that is not finite.
+    `parts` are in the task's order, the same for all answers to a prompt.
 
     >>> reward = Several({"right": 1.0, "brief": 0.25})
     >>> float(reward), reward.parts["brief"]
@@ -105,8 +105,8 @@ class MaskedReward(float):
 
 
 class Figures(float):
-    """A reward of any of these forms, and `figures` of the answer by name: their means are curves
-    of the run. They change nothing of what is trained.
+    """A reward of any of these forms, with named `figures` of the answer, whose means are curves of
+    the run. They do not affect training.
 
     >>> logged = Figures(1.0, {"brief": True, "steps": 3})
     >>> float(logged), logged.reward, logged.figures["brief"]
@@ -117,7 +117,7 @@ class Figures(float):
     figures: dict[str, float]
 
     def __new__(cls, reward: Any, figures: Mapping[str, float]) -> Self:
-        """Raises NoReward for figures that are no finite numbers, too many, or of long names."""
+        """Raises NoReward for figures that are not finite, too many, or badly named."""
         try:
             self = super().__new__(cls, reward)
         except (TypeError, ValueError, OverflowError):
@@ -130,7 +130,7 @@ class Figures(float):
 
 
 def wrong_figures(figures: Mapping[str, float]) -> str:
-    """The reason why figures are none that a verifier may log; empty if they are.
+    """The reason why a verifier may not log these figures; empty if it may.
 
     >>> wrong_figures({"brief": 1.0}), wrong_figures({"a b": 1.0})
     ('', "the name 'a b', which may have letters, digits, _, - and . alone, at most 40")
@@ -177,8 +177,7 @@ class Task(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """Sentences that its user should read before a run, about the data; empty if there are
-        none."""
+        """Notes about the data that its user should read before a run."""
         ...
 
     def warm(self) -> str:

@@ -272,7 +272,7 @@ def _only(returned: Any) -> Any:
         rewards = list(returned)
     except TypeError:
         raise NoReward(
-            f"not a number: {type(returned).__name__}, where a list with one reward is due"
+            f"not a number: {type(returned).__name__}, where a list of one reward is expected"
         ) from None
     if len(rewards) != 1:
         raise NoReward(f"not a number: a list of {len(rewards)} rewards, for one answer")
