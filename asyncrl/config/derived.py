@@ -4,22 +4,16 @@ the settings alone, by the rule in its row; nothing is measured or guessed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from asyncrl.algorithms.selection.keep import number_kept
 from asyncrl.config.advice import advice
-from asyncrl.config.chunk_tokens import chunk_tokens
 from asyncrl.config.cluster import agent_cores, joined, local_rollouts, ranks_here
 from asyncrl.config.cores import divide_cores
-from asyncrl.config.flow import (
-    admission_policy,
-    max_group_size,
-    max_members,
-    penalty_band,
-)
+from asyncrl.config.flow import admission_policy, max_group_size, max_members, penalty_band
 from asyncrl.config.gpus import agent_gpus, gpus_of
+from asyncrl.config.journal_size import journal_bytes, journal_steps, queue_bytes, steps
 from asyncrl.config.judging import judge_rows
 from asyncrl.config.lending import is_lent
 from asyncrl.config.losses import (
@@ -32,7 +26,7 @@ from asyncrl.config.losses import (
     ratios_weigh,
     updates,
 )
-from asyncrl.config.mix import each, members, shares, trained_size
+from asyncrl.config.mix import each, members, shares
 from asyncrl.config.other_policies import policy_rows
 from asyncrl.config.ranks import ranks_of
 from asyncrl.config.sandbox_row import sandbox_rows
@@ -40,14 +34,8 @@ from asyncrl.config.schema import Config, TaskConfig, TrainConfig
 from asyncrl.staleness.admission import AdmissionPolicy
 from asyncrl.words import size
 
-EVENT_BYTES = 40
-"""Approximate bytes of an event in the journal beside its tokens."""
-ROLLOUT_EVENTS = 4
-"""Events of a rollout beside its chunks: leased, sealed, judged, trained."""
 LARGE_STATE = 10**9
 """Bytes of live token arrays above which each checkpoint takes noticeable time."""
-LOG_BYTES = 8 * 2**20
-"""Bytes to which the journal's write-ahead log is truncated."""
 
 RANKS = "processes that train the model together, each with a shard of it (FSDP2)"
 SANDBOXES = {
@@ -90,14 +78,6 @@ PROGRAMS = Row(
 """The additional text where answers are programs."""
 
 
-def queue_bytes(config: Config, routing: int = 0) -> int:
-    """Most bytes of token arrays alive at one time: `int32` ids of prompt and response, `float32`
-    log-probabilities of the response, and records of its experts, of `routing` bytes a token."""
-    new = config.rollout.max_new_tokens
-    of_rollout = 4 * (config.engine.context_tokens + new) + routing * new
-    return admission_policy(config).max_live_filtered * max_members(config) * of_rollout
-
-
 def _large_state(config: Config, routing: int) -> list[Row]:
     """A warning where live tokens, which each checkpoint writes, may be very many."""
     if (live := queue_bytes(config, routing)) < LARGE_STATE:
@@ -114,18 +94,6 @@ def _large_state(config: Config, routing: int) -> list[Row]:
     ]
 
 
-def steps(config: Config) -> int:
-    """Most optimizer steps: `train.steps`, or as many as the data gives. Example: 2 epochs of 100
-    prompts, 16 in a step, give at most 13. A supervised run has counted its data: `train.steps` are
-    its steps."""
-    if config.sft.run or not config.task.epochs:
-        return config.train.steps
-    return min(
-        config.train.steps,
-        math.ceil(config.task.epochs * trained_size(config.task) / config.train.batch_groups),
-    )
-
-
 def _epochs(number: float) -> str:
     """A number of epochs in words.
 
@@ -133,23 +101,6 @@ def _epochs(number: float) -> str:
     ['0.0064 epochs', '2.5 epochs', '40 epochs', '3,200 epochs']
     """
     return f"{number:.2g} epochs" if number < 10 else f"{number:,.0f} epochs"
-
-
-def journal_steps(config: Config) -> int:
-    """Most steps in the journal: a checkpoint compacts all before its predecessor."""
-    return min(2 * config.train.checkpoint_every or config.train.steps, steps(config))
-
-
-def journal_bytes(config: Config, routing: int = 0) -> int:
-    """Most bytes of the journal: of its steps, of the live rollouts and of three states of them,
-    one of which is also in the log while it is written. Discarded and evaluated rollouts belong to
-    no step, and come on top. `routing`: bytes of the record of a sampled token's experts."""
-    rollout, groups = config.rollout, config.train.batch_groups * journal_steps(config)
-    events = math.ceil(rollout.max_new_tokens / chunk_tokens(config)) + ROLLOUT_EVENTS
-    tokens = (8 + routing) * rollout.max_new_tokens
-    responses = groups * max_members(config) * (tokens + EVENT_BYTES * events)
-    prompts = groups * 4 * config.engine.context_tokens
-    return responses + prompts + 5 * queue_bytes(config, routing) + LOG_BYTES
 
 
 def _mix_rows(task: TaskConfig) -> list[Row]:

@@ -28,8 +28,9 @@ from asyncrl.simulation.game_worlds import GameReport, play_games
 from asyncrl.simulation.injector import Injector
 from asyncrl.simulation.observer import Violation
 from asyncrl.simulation.policy import Rewards
-from asyncrl.simulation.shapes import Shape, drawn, drawn_agents, speeds
+from asyncrl.simulation.shapes import drawn, drawn_agents, speeds
 from asyncrl.simulation.task_order import replayable
+from asyncrl.simulation.themes import Shape
 from asyncrl.simulation.world import LifeOutcome, World
 
 LIVES = 40

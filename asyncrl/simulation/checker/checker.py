@@ -25,15 +25,7 @@ from asyncrl.config.engines import capabilities
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.snapshot import Snapshot
-from asyncrl.messages import (
-    Chunks,
-    Message,
-    MicroBatch,
-    Play,
-    Sample,
-    StatusUpdate,
-    Stepped,
-)
+from asyncrl.messages import Chunks, Message, MicroBatch, Play, Sample, StatusUpdate, Stepped
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.simulation import policy
 from asyncrl.simulation.checker.checked_run import CheckedRun
@@ -41,8 +33,8 @@ from asyncrl.simulation.checker.event_checks import CHECKS
 from asyncrl.simulation.checker.lease_witness import LeaseWitness
 from asyncrl.simulation.checker.lending_witness import LendingWitness
 from asyncrl.simulation.checker.publication_witness import FAILURES, PublicationWitness
+from asyncrl.simulation.checker.reference_recovery import gone_on
 from asyncrl.simulation.checker.reference_rollouts import ReferenceCall
-from asyncrl.simulation.checker.reference_state import gone_on
 from asyncrl.simulation.checker.schedule_witness import ScheduleWitness
 from asyncrl.simulation.checker.score_witness import ScoreWitness
 from asyncrl.simulation.checker.state_comparison import compare, compare_all, compare_shell
