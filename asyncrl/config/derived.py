@@ -135,33 +135,49 @@ def _agent_rows(config: Config) -> list[Row]:
 def derived(config: Config, available: int, routing: int | None = 0) -> list[Row]:
     """The table, for a machine where this process may use `available` cores, and a model whose
     tokens have records of experts of `routing` bytes (None: unknown)."""
-    records, routing = _records(routing), routing or 0
-    task, rollout, train, staleness = config.task, config.rollout, config.train, config.staleness
-    slots = rollout.actors * config.engine.slots
-    policy = admission_policy(config)
-    live = policy.max_live * max_group_size(config)
-    total = config.machine.cores or available
-    share = divide_cores(
-        range(total),
-        ranks_here(config),
-        local_rollouts(config),
-        config.machine.trainer_cores,
-        rollout.lent_actors,
-    )
-    prompts = steps(config) * train.batch_groups
-    params = ", ".join(f"{name}={value}" for name, value in task.params.items())
+    routed = routing or 0
+    ranks, gpus = ranks_of(config.train), gpus_of(config)
     return [
-        *(
-            []
-            if task.mix
-            else [Row("task", task.path or task.name, params or "default parameters")]
-        ),
-        *_mix_rows(task),
+        *_data(config),
+        *_agent_rows(config),
+        *_sizes(config, routing),
+        *_learning(config),
+        *(Row(*row) for row in policy_rows(config)),
+        *(Row(*row) for row in judge_rows(config)),
+        *([Row("ranks", str(ranks), RANKS)] if ranks > 1 else []),
+        *_cores(config, available),
+        *_cluster(config),
+        *([Row("GPUs", str(gpus.needed), str(gpus))] if gpus.needed else []),
+        *_ports(config),
+        *(Row("note", key, text) for key, text in advice(config)),
+        *_large_state(config, routed),
+    ]
+
+
+def _data(config: Config) -> list[Row]:
+    """Rows of the tasks, and of what judges their answers."""
+    task = config.task
+    judged = [
         Row("sandbox", task.sandbox, SANDBOXES[task.sandbox]),
         *([PROGRAMS] if any(one.verifier == "run" for one in each(task)) else []),
-        *([] if task.mix else [Row("reward", task.reward, REWARDS[task.reward])]),
-        *_agent_rows(config),
-        Row("truncated", rollout.truncated, _truncated(config)),
+    ]
+    if task.mix:
+        return [*_mix_rows(task), *judged]
+    params = ", ".join(f"{name}={value}" for name, value in task.params.items())
+    return [
+        Row("task", task.path or task.name, params or "default parameters"),
+        *judged,
+        Row("reward", task.reward, REWARDS[task.reward]),
+    ]
+
+
+def _sizes(config: Config, routing: int | None) -> list[Row]:
+    """Rows of how much is generated, at one time and in all."""
+    records, routed, task = _records(routing), routing or 0, config.task
+    policy, slots = admission_policy(config), config.rollout.actors * config.engine.slots
+    live, prompts = _live(config), steps(config) * config.train.batch_groups
+    return [
+        Row("truncated", config.rollout.truncated, _truncated(config)),
         Row("model", config.model.path or "bundled", f"{config.model.dtype} weights"),
         Row("run directory", config.run.dir, "configuration, logs, journal, checkpoints, summary"),
         Row(
@@ -179,12 +195,19 @@ def derived(config: Config, available: int, routing: int | None = 0) -> list[Row
         Row("slots", f"{slots:,}", _slots(slots, live)),
         Row(
             "queue",
-            f"≤ {size(queue_bytes(config, routing))}",
+            f"≤ {size(queue_bytes(config, routed))}",
             f"token arrays of the live rollouts{records}",
         ),
-        Row("journal", f"≤ {size(journal_bytes(config, routing))}", _journal(config)),
-        Row("lag, typical", str(staleness.depth), "versions that generation runs ahead"),
+        Row("journal", f"≤ {size(journal_bytes(config, routed))}", _journal(config)),
+        Row("lag, typical", str(config.staleness.depth), "versions that generation runs ahead"),
         _worst(config, policy),
+    ]
+
+
+def _learning(config: Config) -> list[Row]:
+    """Rows of the loss, and of the policies that it compares."""
+    train, staleness = config.train, config.staleness
+    return [
         Row(
             "loss",
             train.objective,
@@ -198,35 +221,43 @@ def derived(config: Config, available: int, routing: int | None = 0) -> list[Row
             _weighs(config),
         ),
         *_updates(config),
-        Row("proximal policy", staleness.proximal, _proximal(config, live)),
-        *(Row(*row) for row in policy_rows(config)),
-        *(Row(*row) for row in judge_rows(config)),
-        *([Row("ranks", str(ranks), RANKS)] if (ranks := ranks_of(train)) > 1 else []),
+        Row("proximal policy", staleness.proximal, _proximal(config, _live(config))),
+    ]
+
+
+def _cores(config: Config, available: int) -> list[Row]:
+    """Rows of the cores of this machine, and of devices that are lent."""
+    rollout, total = config.rollout, config.machine.cores or available
+    share = divide_cores(
+        range(total),
+        ranks_here(config),
+        local_rollouts(config),
+        config.machine.trainer_cores,
+        rollout.lent_actors,
+    )
+    lent = f"; {rollout.lent_actors} of these the trainer's" if rollout.lent_actors else ""
+    return [
         Row(
             "cores",
             f"{total} of {available}",
             f"trainer {_counts(share.trainers)}; rollout actors "
-            f"{'elsewhere' if joined(config) else _counts(share.rollouts)}"
-            + (f"; {rollout.lent_actors} of these the trainer's" if rollout.lent_actors else ""),
+            f"{'elsewhere' if joined(config) else _counts(share.rollouts)}{lent}",
         ),
         *([Row("lending", rollout.lending, _lent(config))] if rollout.lent_actors else []),
-        *_cluster(config),
-        *([Row("GPUs", str(gpus.needed), str(gpus))] if (gpus := gpus_of(config)).needed else []),
-        Row(
-            "metrics",
-            f"http://{config.metrics.host}:{port}/metrics"
-            if (port := config.metrics.port)
-            else "off",
-            "Prometheus",
-        ),
-        *(
-            [Row("page", f"http://{config.run.page_host}:{port}/", "the run, in a browser")]
-            if (port := config.run.page_port)
-            else []
-        ),
-        *(Row("note", key, text) for key, text in advice(config)),
-        *_large_state(config, routing),
     ]
+
+
+def _ports(config: Config) -> list[Row]:
+    """Rows of what the run serves."""
+    metrics, page = config.metrics.port, config.run.page_port
+    at = f"http://{config.metrics.host}:{metrics}/metrics" if metrics else "off"
+    served = Row("page", f"http://{config.run.page_host}:{page}/", "the run, in a browser")
+    return [Row("metrics", at, "Prometheus"), *([served] if page else [])]
+
+
+def _live(config: Config) -> int:
+    """Rollouts that are live at one time."""
+    return admission_policy(config).max_live * max_group_size(config)
 
 
 def _lent(config: Config) -> str:

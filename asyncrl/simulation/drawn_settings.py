@@ -20,9 +20,8 @@ def drawn_settings(seed: int) -> Settings:
     batch_groups, group_size = draw.choice((1, 2, 3)), draw.choice((2, 3)) + (unit == "rollout")
     exact = not max_lag and draw.random() < 0.8  # nothing but the seed has a say in the weights
     overprovision = draw.choice((1.0, 1.0, 1.5, 2.0)) if max_lag else 1.0
-    free = (
-        max_lag and draw.random() < 0.5
-    )  # of the order of admission, for as many groups as max_lag allows
+    # of the order of admission, for as many groups as max_lag allows
+    free = max_lag and draw.random() < 0.5
     filtered = draw.choice(("none", "none", "zero_variance"))
     more = random.Random(f"more/{seed}")
     cut = random.Random(f"truncated/{seed}")
@@ -90,6 +89,18 @@ def drawn_settings(seed: int) -> Settings:
         "supervision": {"stall_s": 60.0, "restarts": 20},
         "run": {"seed": seed},
     }
+    _evaluate(settings, seed)
+    if random.Random(f"passes/{seed}").random() < 0.25:
+        settings["train"]["passes"] = 2  # so micro-batches wait until their step is closed
+    _mix(settings, seed)
+    if settings["train"]["step_tokens"] and window and settings["staleness"]["on_stale"] == "drop":
+        # such a step may be so small that no window bounds lag
+        settings["staleness"]["on_stale"] = "mask"
+    return settings
+
+
+def _evaluate(settings: Settings, seed: int) -> None:
+    """Have some of the runs evaluate by samples, and wait for that in one of two ways."""
     sampling = random.Random(f"evaluation/{seed}")
     if settings["task"]["eval_size"] and (samples := sampling.choice((0, 1, 2, 4))):
         settings["evaluation"] = {
@@ -99,8 +110,10 @@ def drawn_settings(seed: int) -> Settings:
         }
     hold_s = random.Random(f"hold/{seed}").choice((2.0, 300.0))
     settings["evaluation"] = settings.get("evaluation", {}) | {"hold_s": hold_s}
-    if random.Random(f"passes/{seed}").random() < 0.25:
-        settings["train"]["passes"] = 2  # so micro-batches wait until their step is closed
+
+
+def _mix(settings: Settings, seed: int) -> None:
+    """Have a quarter of the runs train several tasks."""
     mixing = random.Random(f"mix/{seed}")
     if mixing.random() < 0.25:
         share = mixing.choice((0.25, 0.5, 1.0))
@@ -113,11 +126,6 @@ def drawn_settings(seed: int) -> Settings:
             "weights": {"one": [share, 0.5], "other": [1 - share, 0.5]},
             "stages": [mixing.choice((2, 5, 9))],
         }
-    if settings["train"]["step_tokens"] and window and settings["staleness"]["on_stale"] == "drop":
-        settings["staleness"]["on_stale"] = (
-            "mask"  # such a step may be so small that no window bounds lag
-        )
-    return settings
 
 
 def _evaluate_averages(settings: Settings, seed: int) -> None:

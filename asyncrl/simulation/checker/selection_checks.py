@@ -26,30 +26,7 @@ def taken(run: CheckedRun, event: e.Taken) -> None:
         event,
     )
     for seen in taking:
-        run.hold(
-            "once",
-            seen.step is None,
-            "rollout {} was taken for step {}, and again",
-            seen.id,
-            seen.step,
-        )
-        judged = isinstance(seen.verdict, Scored) and seen.group.event.split == "train"
-        run.hold(
-            "whole",
-            judged,
-            "rollout {} was taken, and cannot be trained: {}",
-            seen.id,
-            seen.verdict,
-        )
-        newest = max(seen.versions, default=0)
-        run.hold(
-            "order",
-            newest <= event.step,
-            "rollout {} was taken for step {}, and has tokens of {}",
-            seen.id,
-            event.step,
-            newest,
-        )
+        _may_be_trained(run, seen, event)
     units, left = run.units(taking), _left_out(run, event)
     chosen = set[int]()
     wholes = list[list[ReferenceRollout]]()  # units, with what is left out of their groups
@@ -107,6 +84,34 @@ def taken(run: CheckedRun, event: e.Taken) -> None:
         "step {} took {} when it had what it needs",
         event.step,
         [seen.id for seen in units[-1]],
+    )
+
+
+def _may_be_trained(run: CheckedRun, seen: ReferenceRollout, event: e.Taken) -> None:
+    """Check that a rollout has a reward, and was sampled before its step, which is its first."""
+    run.hold(
+        "once",
+        seen.step is None,
+        "rollout {} was taken for step {}, and again",
+        seen.id,
+        seen.step,
+    )
+    judged = isinstance(seen.verdict, Scored) and seen.group.event.split == "train"
+    run.hold(
+        "whole",
+        judged,
+        "rollout {} was taken, and cannot be trained: {}",
+        seen.id,
+        seen.verdict,
+    )
+    newest = max(seen.versions, default=0)
+    run.hold(
+        "order",
+        newest <= event.step,
+        "rollout {} was taken for step {}, and has tokens of {}",
+        seen.id,
+        event.step,
+        newest,
     )
 
 
@@ -191,56 +196,13 @@ def _may_be_taken(
     event: e.Taken,
     chosen: set[int],
 ) -> None:
-    config, group = run.config, unit[0].group
-    if config.train.unit == "group":
-        members = run.reference.members(group)
-        scored = [seen.id for seen in members if isinstance(seen.verdict, Scored)]
-        run.hold(
-            "whole",
-            all(seen.verdict for seen in members),
-            "group {} was taken before all its verdicts",
-            group.event.group,
-        )
-        run.hold(
-            "growth",
-            not (group.may_grow or group.imports),
-            "group {} of {} was taken, and may grow to {}",
-            group.event.group,
-            len(group.members),
-            group.most,
-        )
-        run.hold(
-            "forks",
-            not any(seen.open for seen in run.reference.members(group)),
-            "group {} was taken, and some of it may fork",
-            group.event.group,
-        )
-        run.hold(
-            "whole",
-            set(scored) == {seen.id for seen in (*unit, *beside)},
-            "group {} was not taken whole",
-            group.event.group,
-        )
-        _rightly_chosen(run, unit, beside)
-        run.hold(
-            "whole",
-            not group.steps,
-            "group {} was taken for {}, and again",
-            group.event.group,
-            group.steps,
-        )
-        run.hold(
-            "whole",
-            len(group.own_rewards) >= config.rollout.k_min,
-            "group {} was taken with {} verdicts",
-            group.event.group,
-            len(scored),
-        )
+    if run.config.train.unit == "group":
+        _whole(run, unit, beside)
     else:
-        others = len(group.others(unit[0].id))
+        others = len(unit[0].group.others(unit[0].id))
         run.hold(
             "whole",
-            others >= config.rollout.k_min,
+            others >= run.config.rollout.k_min,
             "rollout {} was taken with {} others judged",
             unit[0].id,
             others,
@@ -252,27 +214,83 @@ def _may_be_taken(
         [s.id for s in unit],
         event.step,
     )
-    if window := config.staleness.window:
-        oldest = run.reference.oldest(chosen)
-        last = group.ordinal if oldest is None else oldest.ordinal + window - 1
-        run.hold(
-            "window",
-            group.ordinal <= last,
-            "group {} was taken, the {}th; it goes to the {}th",
-            group.event.group,
-            group.ordinal,
-            last,
-        )
-        worst = run.worst_lag
-        lag = max((event.step - seen.oldest for seen in unit if seen.own), default=0)
-        run.hold(
-            "window",
-            lag <= worst,
-            "step {} takes a lag of {} in a window whose worst is {}",
-            event.step,
-            lag,
-            worst,
-        )
+    if run.config.staleness.window:
+        _in_the_window(run, unit, event, chosen)
+
+
+def _whole(run: CheckedRun, unit: list[ReferenceRollout], beside: list[ReferenceRollout]) -> None:
+    """Check that a group is taken whole, once, when no more of it is to come."""
+    group = unit[0].group
+    members = run.reference.members(group)
+    scored = [seen.id for seen in members if isinstance(seen.verdict, Scored)]
+    run.hold(
+        "whole",
+        all(seen.verdict for seen in members),
+        "group {} was taken before all its verdicts",
+        group.event.group,
+    )
+    run.hold(
+        "growth",
+        not (group.may_grow or group.imports),
+        "group {} of {} was taken, and may grow to {}",
+        group.event.group,
+        len(group.members),
+        group.most,
+    )
+    run.hold(
+        "forks",
+        not any(seen.open for seen in run.reference.members(group)),
+        "group {} was taken, and some of it may fork",
+        group.event.group,
+    )
+    run.hold(
+        "whole",
+        set(scored) == {seen.id for seen in (*unit, *beside)},
+        "group {} was not taken whole",
+        group.event.group,
+    )
+    _rightly_chosen(run, unit, beside)
+    run.hold(
+        "whole",
+        not group.steps,
+        "group {} was taken for {}, and again",
+        group.event.group,
+        group.steps,
+    )
+    run.hold(
+        "whole",
+        len(group.own_rewards) >= run.config.rollout.k_min,
+        "group {} was taken with {} verdicts",
+        group.event.group,
+        len(scored),
+    )
+
+
+def _in_the_window(
+    run: CheckedRun, unit: list[ReferenceRollout], event: e.Taken, chosen: set[int]
+) -> None:
+    """Check that a unit was admitted within `staleness.window` of the oldest that is left."""
+    group = unit[0].group
+    oldest = run.reference.oldest(chosen)
+    last = group.ordinal if oldest is None else oldest.ordinal + run.config.staleness.window - 1
+    run.hold(
+        "window",
+        group.ordinal <= last,
+        "group {} was taken, the {}th; it goes to the {}th",
+        group.event.group,
+        group.ordinal,
+        last,
+    )
+    worst = run.worst_lag
+    lag = max((event.step - seen.oldest for seen in unit if seen.own), default=0)
+    run.hold(
+        "window",
+        lag <= worst,
+        "step {} takes a lag of {} in a window whose worst is {}",
+        event.step,
+        lag,
+        worst,
+    )
 
 
 def _in_order(run: CheckedRun, units: list[list[ReferenceRollout]], event: e.Taken) -> None:
