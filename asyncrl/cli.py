@@ -1,6 +1,15 @@
 """The command `asyncrl`. Bad input gives one sentence and exit status 2, before anything starts.
 
 Imports are as late as possible: `--help` is instant. Only `play` imports torch here.
+
+From `train` to the training loop:
+
+    library/train.py                       checks the settings, claims the directory
+    launch/launcher.py                     starts the run's processes, shows it, heals it
+    runtime/processes/run_supervisor.py    restarts actors within their budgets
+    actors/__main__.py, actors/roles.py    one actor's process, assembled by its role
+    actors/coordinator/coordinator.py      `conduct`, the loop; `_pump`, one turn of it
+    actors/trainer_process.py              the trainer's process, around training/learner.py
 """
 
 from __future__ import annotations
