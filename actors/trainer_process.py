@@ -29,9 +29,9 @@ from asyncrl.actors.rank_parts import CarriedOrder, RankedLearner
 from asyncrl.actors.reporting import Reporter
 from asyncrl.actors.scoring_servers import ScoringServers
 from asyncrl.actors.trainer_actor import trainer_actor
-from asyncrl.config.derived import steps
 from asyncrl.config.engines import capabilities
 from asyncrl.config.errors import DISK_NOT_READY
+from asyncrl.config.journal_size import steps
 from asyncrl.config.ranks import ranks_of
 from asyncrl.messages import Meet
 from asyncrl.runtime.ipc.waits import Waits
@@ -41,10 +41,7 @@ from asyncrl.tasks.images.vision_model import run_images
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.adapters import add_adapters, published
 from asyncrl.training.checkpoint_index import latest
-from asyncrl.training.checkpoint_io import (
-    restore,
-    restore_state,
-)
+from asyncrl.training.checkpoint_io import restore, restore_state
 from asyncrl.training.forward import falls_back
 from asyncrl.training.kl_terms import open_kl_terms
 from asyncrl.training.learner import Learner

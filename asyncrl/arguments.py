@@ -1,4 +1,4 @@
-"""The arguments of `asyncrl`: its verbs, their options, and the texts of `--help`.
+"""The arguments of `asyncrl`: its verbs and their options.
 
 It imports nothing slow: `--help` is instant.
 """
@@ -8,108 +8,10 @@ from __future__ import annotations
 import argparse
 from importlib.metadata import version
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from asyncrl.words import whole
-
-DESCRIPTION = "Train language models with reinforcement learning while generation never stops."
-TRAIN = "Train: start rollout, reward and trainer actors on this machine, and show what they do."
-SFT = (
-    "Learn the data's own answers (supervised fine-tuning) with the trainer, checkpoints and curve "
-    "of any run. Its model is a model.path for reinforcement learning."
-)
-WHY = (
-    "Explain the state of a run in a few sentences: which side is idle, and what it waits for. The "
-    "run may be alive, stalled or killed."
-)
-COMPARE = (
-    "Show runs side by side: the settings in which they differ, and their results. They may be "
-    "alive or over."
-)
-RUNS = (
-    "List the runs in a directory, the newest first: state, steps, held-out accuracy and device "
-    "time."
-)
-PAGE = (
-    "Serve a page for browsers: of one run, alive or over, or of all runs in a folder. It shows "
-    "curves that can be overlaid, what limits the run, its flow and its rollouts. It changes "
-    "nothing, and runs do not depend on it. On any host but loopback it requires a key."
-)
-ROLLOUTS = (
-    "Show the model's responses: rollouts that ended, the newest first, with messages, calls and "
-    "results, reward, expected answer and versions; follow them; or write them to a file."
-)
-TOP = (
-    "Show the live display of a run that was started elsewhere, until it ends. Ctrl-C ends only "
-    "the display."
-)
-REPORT = (
-    "Write one HTML file about a run, alive or over: what happened, its curves, where time and "
-    "tokens went, its newest rollouts, what to change next. It has no script and loads nothing."
-)
-SWEEP = (
-    "Remove what the agents of a finished or killed run left outside it: containers, remote "
-    "sandboxes, directories. A live run does this by itself."
-)
-AGENT = (
-    "Take part in a run whose launcher is on another machine: run its rollout actors here until it "
-    "is over. This machine needs asyncrl and the run's join.token, but no model."
-)
-CHECK = "Check a configuration and show what follows from it. Starts nothing, writes nothing."
-PLAY = (
-    "Play one episode of the run's agent here, and print each context, response, reward and error. "
-    "Without an agent: one prompt, its response and its verdict. Trains nothing."
-)
-TASKS = "List the tasks, each with an example and whether the bundled model learns it; or show one."
-FETCH = (
-    "Fetch the copy of a run from an object store (run.copy) into a directory, from which `asyncrl "
-    "train --resume` continues. Credentials come from the environment."
-)
-MERGE = (
-    "Merge models of one architecture into a new model directory: the mean of their weights, or "
-    "with --base the base plus their differences from it. A run's directory stands for its model."
-)
-SETTINGS = "List the basic settings; or all settings of a section, with defaults, ranges and units."
-INIT = (
-    "Write a commented run.toml for a task, or for a file of prompts, with its lengths. It never "
-    "overwrites a file."
-)
-SIMULATE = (
-    "Run the whole system in virtual time, in this process, with fake engines and every kind of "
-    "fault, and check every invariant after every event. A seed decides everything: one that "
-    "fails is printed, and fails again. With a run.toml there are no faults: it forecasts that run "
-    "on a cluster, by models of engines, lengths, trainer and network."
-)
-CALIBRATE = (
-    "Fit the models of `asyncrl simulate run.toml` to a run, alive or over, and write them to its "
-    "models.toml. More runs, with other engine.slots, give more points of the engine's speed."
-)
-EXAMPLES = """\
-examples:
-  asyncrl tasks
-  asyncrl init spell_backward
-  asyncrl init questions.parquet --set task.prompt_key=question --set task.answer_key=gold
-  asyncrl train run.toml
-  asyncrl settings rollout
-  asyncrl train run.toml --set task.name=chain_sum --set train.steps=50
-  asyncrl train --resume runs/rotate_matrix-20260101-120000
-  asyncrl why
-  asyncrl compare runs/a runs/b
-  asyncrl rollouts runs/a --reward-below 0.5 --last 3
-"""
-SOURCES = """\
-settings: --set wins over an ASYNCRL_* variable, that over run.toml, and that over the default.
-`asyncrl settings` lists the basic ones, `asyncrl settings SECTION` all of a section.
-exit status: 0 the run ended well, 1 it failed, 2 the input is wrong and nothing was trained.
-"""
-PLAYED = """\
-examples:
-  asyncrl play run.toml --prompt 3
-  asyncrl play --set agent.run=./my_agent.py:solve --fake "I do not know" --fake "42"
-
-settings: as for train. The model decodes in this process, whatever engine.kind is.
-exit status: 0 there is a reward, 1 the agent failed or there is none, 2 the input is wrong.
-"""
+from asyncrl import help_texts as texts
+from asyncrl.argument_values import index, more_than_0, numbers, port, positive, seed, seeds, share
 
 
 class _Parser(argparse.ArgumentParser):
@@ -122,59 +24,42 @@ class _Parser(argparse.ArgumentParser):
         super().error(escaped(message))
 
 
+if TYPE_CHECKING:
+    Verbs = argparse._SubParsersAction[_Parser]
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of a command line. Bad arguments end the process with status 2."""
-
-    def add(
-        name: str,
-        text: str,
-        epilog: str,
-        config: str = "the run's configuration (default: all defaults)",
-    ) -> argparse.ArgumentParser:
-        verb = verbs.add_parser(
-            name,
-            help=text.split(",")[0].rstrip(".") + "." if name == "simulate" else text,
-            description=text,
-            epilog=epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        verb.add_argument(
-            "config",
-            nargs="?",
-            type=Path,
-            metavar="run.toml",
-            help=config,
-        )
-        add_sets(verb)
-        return verb
-
-    def add_sets(verb: argparse.ArgumentParser) -> None:
-        verb.add_argument(
-            "--set",
-            action="append",
-            default=[],
-            dest="sets",
-            metavar="section.key=value",
-            help="change one setting; repeatable",
-        )
-
     root = _Parser(
         prog="asyncrl",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
+        description=texts.DESCRIPTION,
+        epilog=texts.EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     root.add_argument("--version", action="version", version=f"asyncrl {version('asyncrl')}")
     verbs = root.add_subparsers(dest="verb", required=True, metavar="verb")
-    train = add("train", TRAIN, EXAMPLES + "\n" + SOURCES)
+    _add_training(verbs)
+    _add_trying(verbs)
+    _add_joining(verbs)
+    _add_beginning(verbs)
+    _add_sizing(verbs)
+    _add_explaining(verbs)
+    _add_others(verbs)
+    _add_rollouts(verbs)
+    return root
+
+
+def _add_training(verbs: Verbs) -> None:
+    """Add `train` and `sft`."""
+    train = _add(verbs, "train", texts.TRAIN, texts.EXAMPLES + "\n" + texts.SOURCES)
     train.add_argument(
         "--resume",
         type=Path,
         metavar="RUN",
         help="continue the run in this directory from its last checkpoint",
     )
-    supervised = add("sft", SFT, SOURCES)
+    supervised = _add(verbs, "sft", texts.SFT, texts.SOURCES)
     supervised.add_argument(
         "--resume",
         type=Path,
@@ -184,7 +69,11 @@ def parser() -> argparse.ArgumentParser:
     supervised.add_argument(
         "--check", action="store_true", help="count rows, tokens and steps, and start nothing"
     )
-    tested = add("check", CHECK, SOURCES)
+
+
+def _add_trying(verbs: Verbs) -> None:
+    """Add `check` and `play`."""
+    tested = _add(verbs, "check", texts.CHECK, texts.SOURCES)
     tested.add_argument(
         "--machine",
         type=Path,
@@ -192,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
         help="check GPUs and memory of the machines that this file describes (gpus, gpu or gpu_gb, "
         "machines, memory_gb), in place of this one",
     )
-    tried = add("play", PLAY, PLAYED)
+    tried = _add(verbs, "play", texts.PLAY, texts.PLAYED)
     tried.add_argument(
         "--split", choices=("train", "evaluation"), default="train", help="the prompt's split"
     )
@@ -209,7 +98,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="TEXT",
         help="a reply in place of the model's; repeatable, once a call; the last serves all others",
     )
-    part = verbs.add_parser("agent", help=AGENT, description=AGENT)
+
+
+def _add_joining(verbs: Verbs) -> None:
+    """Add `agent`."""
+    part = verbs.add_parser("agent", help=texts.AGENT, description=texts.AGENT)
     part.add_argument(
         "--join",
         type=Path,
@@ -233,25 +126,31 @@ def parser() -> argparse.ArgumentParser:
         "(cluster.trainer_agents), or reward actors (cluster.reward_agents)",
     )
     part.add_argument(
-        "--cores", type=_positive, default=0, metavar="N", help="cores to offer (default: all)"
+        "--cores", type=positive, default=0, metavar="N", help="cores to offer (default: all)"
     )
     part.add_argument(
         "--patience",
-        type=_more_than_0,
+        type=more_than_0,
         metavar="S",
         help="seconds to wait for a launcher that is gone and may be restarted by `asyncrl train "
         "--resume` (default: two minutes)",
     )
-    listing = verbs.add_parser("tasks", help=TASKS, description=TASKS)
+
+
+def _add_beginning(verbs: Verbs) -> None:
+    """Add `tasks`, `settings`, `fetch` and `init`."""
+    listing = verbs.add_parser("tasks", help=texts.TASKS, description=texts.TASKS)
     listing.add_argument("task", nargs="?", metavar="TASK", help="a task (default: all)")
-    catalogue = verbs.add_parser("settings", help=SETTINGS, description=SETTINGS)
+    catalogue = verbs.add_parser("settings", help=texts.SETTINGS, description=texts.SETTINGS)
     catalogue.add_argument(
         "section", nargs="?", metavar="SECTION", help="a section (default: the basic settings)"
     )
-    fetched = verbs.add_parser("fetch", help=FETCH.split(". ")[0] + ".", description=FETCH)
+    fetched = verbs.add_parser(
+        "fetch", help=texts.FETCH.split(". ")[0] + ".", description=texts.FETCH
+    )
     fetched.add_argument("url", metavar="URL", help="the run's run.copy, such as s3://bucket/run")
     fetched.add_argument("directory", type=Path, metavar="DIR", help="a new directory")
-    first = verbs.add_parser("init", help=INIT, description=INIT)
+    first = verbs.add_parser("init", help=texts.INIT, description=texts.INIT)
     first.add_argument(
         "task",
         nargs="?",
@@ -260,29 +159,39 @@ def parser() -> argparse.ArgumentParser:
         help="a task of `asyncrl tasks`, a class of your own (./file.py:name), or a file of "
         "prompts (default: the bundled job)",
     )
-    add_sets(first)
-    trial = add("simulate", SIMULATE, SOURCES, "forecast this run (default: search for faults)")
+    _add_sets(first)
+
+
+def _add_sizing(verbs: Verbs) -> None:
+    """Add `simulate` and `calibrate`."""
+    trial = _add(
+        verbs,
+        "simulate",
+        texts.SIMULATE,
+        texts.SOURCES,
+        "forecast this run (default: search for faults)",
+    )
     what = trial.add_mutually_exclusive_group()
-    what.add_argument("--seed", type=_seed, metavar="N", help="one seed")
+    what.add_argument("--seed", type=seed, metavar="N", help="one seed")
     what.add_argument(
         "--seeds",
-        type=_seeds,
+        type=seeds,
         metavar="A:B",
         help="the seeds from A up to B (default 0:20)",
     )
     what.add_argument(
         "--engines",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="no faults, but a cluster of N engines: what it costs, or a forecast of run.toml on "
         "it (default: rollout.actors)",
     )
     trial.add_argument(
-        "--hours", type=_more_than_0, default=1.0, help="virtual hours of the cluster (default 1)"
+        "--hours", type=more_than_0, default=1.0, help="virtual hours of the cluster (default 1)"
     )
     sizing = trial.add_argument_group("with a run.toml (docs/sizing.md)")
     sizing.add_argument(
-        "--trainers", type=_positive, metavar="N", help="devices that train (default: train.ranks)"
+        "--trainers", type=positive, metavar="N", help="devices that train (default: train.ranks)"
     )
     sizing.add_argument(
         "--models",
@@ -293,7 +202,7 @@ def parser() -> argparse.ArgumentParser:
     )
     sizing.add_argument(
         "--price",
-        type=_more_than_0,
+        type=more_than_0,
         metavar="X",
         help="price of a device for an hour, to show the cost",
     )
@@ -307,12 +216,14 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="simulate every step of the whole cluster (default: stop when the mean step is known)",
     )
-    trial.add_argument("--jobs", type=_positive, metavar="N", help="processes (default 1)")
+    trial.add_argument("--jobs", type=positive, metavar="N", help="processes (default 1)")
     trial.add_argument(
         "--agents", action="store_true", help="only runs whose rollouts are agents' episodes"
     )
     trial.add_argument("--json", action="store_true", help="print the result as JSON")
-    fit = verbs.add_parser("calibrate", help=CALIBRATE.split(",")[0] + ".", description=CALIBRATE)
+    fit = verbs.add_parser(
+        "calibrate", help=texts.CALIBRATE.split(",")[0] + ".", description=texts.CALIBRATE
+    )
     fit.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run's directory")
     fit.add_argument(
         "-o",
@@ -321,18 +232,22 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE.toml",
         help="the file to write (default: models.toml in the first run's directory)",
     )
-    explain = verbs.add_parser("why", help=WHY, description=WHY)
+
+
+def _add_explaining(verbs: Verbs) -> None:
+    """Add `why`, `compare`, `runs`, `top` and `report`."""
+    explain = verbs.add_parser("why", help=texts.WHY, description=texts.WHY)
     _add_run(explain)
-    beside = verbs.add_parser("compare", help=COMPARE, description=COMPARE)
+    beside = verbs.add_parser("compare", help=texts.COMPARE, description=texts.COMPARE)
     beside.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run's directory")
     beside.add_argument(
         "--accuracy",
-        type=_share,
+        type=share,
         metavar="X",
         help="show the seconds in which each run reached it, 0 to 1 (default: what all reached)",
     )
     beside.add_argument("--json", action="store_true", help="print all of it as JSON")
-    listed = verbs.add_parser("runs", help=RUNS, description=RUNS)
+    listed = verbs.add_parser("runs", help=texts.RUNS, description=texts.RUNS)
     listed.add_argument(
         "folder",
         type=Path,
@@ -341,14 +256,22 @@ def parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="the directory of the runs (default: runs)",
     )
-    live = verbs.add_parser("top", help=TOP, description=TOP)
+    live = verbs.add_parser("top", help=texts.TOP, description=texts.TOP)
     _add_run(live)
-    about = verbs.add_parser("report", help=REPORT.split(",")[0] + ".", description=REPORT)
+    about = verbs.add_parser(
+        "report", help=texts.REPORT.split(",")[0] + ".", description=texts.REPORT
+    )
     _add_run(about)
     about.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="the file (default: RUN/report.html)"
     )
-    merged = verbs.add_parser("merge", help=MERGE.split(":")[0] + ".", description=MERGE)
+
+
+def _add_others(verbs: Verbs) -> None:
+    """Add `merge`, `page` and `sweep`."""
+    merged = verbs.add_parser(
+        "merge", help=texts.MERGE.split(":")[0] + ".", description=texts.MERGE
+    )
     merged.add_argument(
         "models",
         nargs="+",
@@ -360,7 +283,7 @@ def parser() -> argparse.ArgumentParser:
     )
     merged.add_argument(
         "--weights",
-        type=_numbers,
+        type=numbers,
         metavar="W,W",
         help="one for each model: shares of the mean (default: equal), or with --base factors of "
         "the differences (default: 1)",
@@ -373,7 +296,7 @@ def parser() -> argparse.ArgumentParser:
         help="print the accuracy of each model, and of the merged one, on this run's held-out "
         "prompts",
     )
-    shown = verbs.add_parser("page", help=PAGE.split(":")[0] + ".", description=PAGE)
+    shown = verbs.add_parser("page", help=texts.PAGE.split(":")[0] + ".", description=texts.PAGE)
     shown.add_argument(
         "path",
         type=Path,
@@ -386,25 +309,29 @@ def parser() -> argparse.ArgumentParser:
         "--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)"
     )
     shown.add_argument(
-        "--port", type=_port, default=8080, metavar="N", help="the port; 0: any (default: 8080)"
+        "--port", type=port, default=8080, metavar="N", help="the port; 0: any (default: 8080)"
     )
-    swept = verbs.add_parser("sweep", help=SWEEP, description=SWEEP)
+    swept = verbs.add_parser("sweep", help=texts.SWEEP, description=texts.SWEEP)
     swept.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
-    rollouts = verbs.add_parser("rollouts", help=ROLLOUTS.split(":")[0] + ".", description=ROLLOUTS)
+
+
+def _add_rollouts(verbs: Verbs) -> None:
+    """Add `rollouts`."""
+    rollouts = verbs.add_parser(
+        "rollouts", help=texts.ROLLOUTS.split(":")[0] + ".", description=texts.ROLLOUTS
+    )
     _add_run(rollouts)
     rollouts.add_argument("--split", choices=["train", "evaluation"], help="only of this split")
-    rollouts.add_argument("--prompt", type=_index, metavar="N", help="only answers to this prompt")
+    rollouts.add_argument("--prompt", type=index, metavar="N", help="only answers to this prompt")
     rollouts.add_argument(
         "--reward-below", type=float, metavar="X", help="only with a smaller reward"
     )
     rollouts.add_argument(
         "--reward-above", type=float, metavar="X", help="only with a larger reward"
     )
+    rollouts.add_argument("--step", type=index, metavar="N", help="only those trained in this step")
     rollouts.add_argument(
-        "--step", type=_index, metavar="N", help="only those trained in this step"
-    )
-    rollouts.add_argument(
-        "--lag-above", type=_index, metavar="N", help="only with a larger lag, in versions"
+        "--lag-above", type=index, metavar="N", help="only with a larger lag, in versions"
     )
     rollouts.add_argument(
         "--failed",
@@ -422,7 +349,7 @@ def parser() -> argparse.ArgumentParser:
     )
     rollouts.add_argument(
         "--last",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="the newest of these (default: 10, and all of them in a file)",
     )
@@ -440,7 +367,37 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="write agents' episodes to a new FILE as orchestration traces, a line of JSON each",
     )
-    return root
+
+
+def _add(
+    verbs: Verbs,
+    name: str,
+    text: str,
+    epilog: str,
+    config: str = "the run's configuration (default: all defaults)",
+) -> argparse.ArgumentParser:
+    """Add a verb that takes a run.toml and `--set`."""
+    verb = verbs.add_parser(
+        name,
+        help=text.split(",")[0].rstrip(".") + "." if name == "simulate" else text,
+        description=text,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verb.add_argument("config", nargs="?", type=Path, metavar="run.toml", help=config)
+    _add_sets(verb)
+    return verb
+
+
+def _add_sets(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="sets",
+        metavar="section.key=value",
+        help="change one setting; repeatable",
+    )
 
 
 def _add_run(verb: argparse.ArgumentParser) -> None:
@@ -451,73 +408,3 @@ def _add_run(verb: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="the run's directory (default: the newest in runs)",
     )
-
-
-def _cut(text: str) -> str:
-    """A text for a sentence: thousands of digits would hide the rest."""
-    return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-def _port(text: str) -> int:
-    """A port, or 0. Raises argparse.ArgumentTypeError."""
-    number = whole(text)
-    if number is None or number > 65535:
-        raise argparse.ArgumentTypeError(f"{_cut(text)!r} is no port, from 0 to 65535")
-    return number
-
-
-def _seeds(text: str) -> range:
-    start, _, stop = text.partition(":")
-    first, end = whole(start), whole(stop)
-    if first is None or end is None or first >= end:
-        raise argparse.ArgumentTypeError(f"{_cut(text)!r} is not A:B with numbers A < B")
-    return range(first, end)
-
-
-def _seed(text: str) -> int:
-    if (number := whole(text)) is None:
-        raise argparse.ArgumentTypeError(f"{_cut(text)!r} is not the number of a seed")
-    return number
-
-
-def _positive(text: str) -> int:
-    if not (number := whole(text)):
-        raise argparse.ArgumentTypeError(
-            f"{_cut(text)!r} is not a whole number of at least 1, in at most eighteen digits"
-        )
-    return number
-
-
-def _more_than_0(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 1e9:
-        raise argparse.ArgumentTypeError(f"{_cut(text)!r} is not a number above 0 and below 1e9")
-    return number
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{_cut(text)!r} is not a list of numbers with commas, such as 0.7,0.3"
-        ) from None
-
-
-def _index(text: str) -> int:
-    if (number := whole(text)) is None:
-        raise argparse.ArgumentTypeError(f"{_cut(text)!r} is not a whole number from 0")
-    return number
-
-
-def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise argparse.ArgumentTypeError(f"{_cut(text)!r} is not a number from 0 to 1")
-    return share

@@ -1,6 +1,15 @@
 """The command `asyncrl`. Bad input gives one sentence and exit status 2, before anything starts.
 
 Imports are as late as possible: `--help` is instant. Only `play` imports torch here.
+
+From `train` to the training loop:
+
+    library/train.py                       checks the settings, claims the directory
+    launch/launcher.py                     starts the run's processes, shows it, heals it
+    runtime/processes/run_supervisor.py    restarts actors within their budgets
+    actors/__main__.py, actors/roles.py    one actor's process, assembled by its role
+    actors/coordinator/coordinator.py      `conduct`, the loop; `_pump`, one turn of it
+    actors/trainer_process.py              the trainer's process, around training/learner.py
 """
 
 from __future__ import annotations
@@ -16,12 +25,21 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from asyncrl.arguments import parser
+from asyncrl.exit_status import INTERRUPTED
+from asyncrl.view_verbs import (
+    compare_runs,
+    list_runs,
+    report_run,
+    serve_page,
+    show_rollouts,
+    watch_run,
+    why_run,
+)
 
 if TYPE_CHECKING:
     from asyncrl.config import Config
     from asyncrl.config.game import GameRuns
 
-INTERRUPTED = 130
 LONG = ("train", "sft", "agent", "play", "page")
 """Verbs in which an error after the start is no matter of the input."""
 
@@ -247,99 +265,6 @@ def _init(args: argparse.Namespace) -> int:
     return 0
 
 
-def _why(args: argparse.Namespace) -> int:
-    import time
-
-    from asyncrl.escape import escaped
-    from asyncrl.explain.run_files import RunFiles
-    from asyncrl.explain.why import why
-
-    for sentence in why(RunFiles(_run(args)), time.time()):
-        print(escaped(sentence))
-    return 0
-
-
-def _compare(args: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from asyncrl.explain.display import show_rows
-    from asyncrl.explain.views.compare import as_json, compare, rows
-    from asyncrl.runtime.output import Output
-
-    comparison = compare(args.runs, args.accuracy)
-    output = Output(sys.stdout)  # its reader may leave before the end
-    if args.json:
-        print(as_json(comparison), file=output)
-    else:
-        show_rows(rows(comparison), Console(file=output))  # type: ignore[arg-type]
-    output.flush()
-    return 0
-
-
-def _runs(args: argparse.Namespace) -> int:
-    import time
-
-    from rich.console import Console
-
-    from asyncrl.explain.display import show_rows
-    from asyncrl.explain.run_list import run_rows
-    from asyncrl.runtime.output import Output
-
-    output = Output(sys.stdout)  # its reader may leave before the end
-    console = Console(file=output)  # type: ignore[arg-type]
-    show_rows(list(run_rows(args.folder, time.time())), console)
-    output.flush()
-    return 0
-
-
-def _rollouts(args: argparse.Namespace) -> int:
-    from asyncrl.escape import escaped, escaped_json
-    from asyncrl.explain.run_files import RunFiles
-    from asyncrl.explain.views.record_files import write_records, write_traces
-    from asyncrl.explain.views.rollout_records import RolloutRecord, Wanted, records, shown
-    from asyncrl.runtime.output import Output, complain
-    from asyncrl.words import count
-
-    files = RunFiles(_run(args))
-    wanted = Wanted(**{name: getattr(args, name) for name in Wanted.__struct_fields__})
-    output = Output(sys.stdout)  # its reader may leave before the end
-
-    def show(record: RolloutRecord) -> None:
-        print(escaped_json(record) if args.json else shown(record), file=output)
-        output.flush()
-
-    if args.follow:
-        from asyncrl.explain.views.followed_rollouts import follow
-
-        if args.living or args.output is not None or args.traces is not None:
-            raise _excluded(
-                "--living" if args.living else "--output" if args.output else "--traces"
-            )
-        follow(files, wanted, show, complain)
-        return 0
-    if args.traces is not None:
-        written = write_traces(files, wanted, args.traces)
-        print(f"{count(written)} traces are written to {escaped(str(args.traces))}.")
-        return 0
-    if args.output is not None:
-        written = write_records(files, wanted, args.output, complain)
-        print(f"{count(written)} rollouts are written to {escaped(str(args.output))}.")
-        return 0
-    shows_any = False
-    for record in records(files, wanted, complain):
-        shows_any = True
-        show(record)
-    if not shows_any and not args.json:
-        complain(f"{files.path}: the journal has no such rollout.")
-    return 0
-
-
-def _excluded(option: str) -> Exception:
-    from asyncrl.config.errors import ConfigError
-
-    return ConfigError(f"rollouts: --follow shows rollouts as they end; leave out {option}.")
-
-
 def _merge(args: argparse.Namespace) -> int:
     from asyncrl import config as configuration
     from asyncrl.escape import escaped
@@ -375,53 +300,6 @@ def _sweep(args: argparse.Namespace) -> int:
     from asyncrl.launch.sweep import sweep
 
     return sweep(args.run, lambda text: print(text, flush=True))
-
-
-def _top(args: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from asyncrl.explain.views.top import top
-    from asyncrl.runtime.output import Output
-
-    top(_run(args), Console(file=Output(sys.stdout)))  # type: ignore[arg-type]
-    return 0
-
-
-def _report(args: argparse.Namespace) -> int:
-    import time
-
-    from asyncrl.escape import escaped
-    from asyncrl.explain.views.report import write_report
-
-    path = write_report(_run(args), args.output, time.time())
-    print(f"{escaped(str(path))} is written.")
-    return 0
-
-
-def _run(args: argparse.Namespace) -> Path:
-    """The run that is named, or the newest one, whose name is then printed."""
-    from asyncrl.escape import escaped
-    from asyncrl.explain.run_list import newest_run
-
-    run: Path | None = args.run
-    if run is None:
-        run = newest_run()
-        print(f"asyncrl: {escaped(str(run))}", file=sys.stderr)
-    return run
-
-
-def _page(args: argparse.Namespace) -> int:
-    from asyncrl.explain.views.serving import serve
-    from asyncrl.runtime.output import Output
-
-    output = Output(sys.stdout)
-
-    def say(sentence: str) -> None:
-        print(sentence, file=output)
-        output.flush()
-
-    serve(args.path, args.host, args.port, say)
-    return INTERRUPTED
 
 
 def _game(args: argparse.Namespace, resume: Path | None) -> GameRuns | None:
@@ -490,14 +368,14 @@ VERBS = {
     "init": _init,
     "simulate": _simulate,
     "calibrate": _calibrate,
-    "why": _why,
-    "compare": _compare,
-    "runs": _runs,
-    "rollouts": _rollouts,
+    "why": why_run,
+    "compare": compare_runs,
+    "runs": list_runs,
+    "rollouts": show_rollouts,
     "merge": _merge,
-    "top": _top,
-    "report": _report,
-    "page": _page,
+    "top": watch_run,
+    "report": report_run,
+    "page": serve_page,
     "sweep": _sweep,
 }
 

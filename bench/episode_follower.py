@@ -16,8 +16,9 @@ from follower import JournalFollower, Wrong
 
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
+from asyncrl.simulation.checker.reference_recovery import gone_on
 from asyncrl.simulation.checker.reference_rollouts import ReferenceAgentCall, ReferenceEpisode
-from asyncrl.simulation.checker.reference_state import ReferenceState, gone_on
+from asyncrl.simulation.checker.reference_state import ReferenceState
 
 
 class EpisodeFollower(JournalFollower):

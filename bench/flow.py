@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 from asyncrl.experience.experience import Experience
-from asyncrl.experience.rollout import Group
+from asyncrl.experience.group import Group
 from asyncrl.messages import Split
 from asyncrl.sizing.cluster_models import ClusterModel, EngineModel, LengthModel, TrainerModel
 from asyncrl.sizing.meter import Measured

@@ -18,7 +18,8 @@ from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
 from asyncrl.journal import JournalError, SqliteHistory, read
 from asyncrl.runtime.run_dir import JOURNAL
-from asyncrl.simulation.checker.reference_state import ReferenceState, gone_on
+from asyncrl.simulation.checker.reference_recovery import gone_on
+from asyncrl.simulation.checker.reference_state import ReferenceState
 
 TRAINING = (e.Taken, e.Trained, e.Published, e.Checkpointed)
 

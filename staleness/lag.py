@@ -14,33 +14,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from asyncrl.messages import Span
-
-
-class LagSums(NamedTuple):
-    """Lag of a set of tokens, as sums that add up over rollouts: number of tokens, sum of their
-    lags, largest lag.
-
-    >>> LagSums(tokens=10, total=20, largest=2).merge(LagSums(tokens=5, total=5, largest=1))
-    LagSums(tokens=15, total=25, largest=2)
-    """
-
-    tokens: int = 0
-    total: int = 0
-    largest: int = 0
-
-    def merge(self, other: LagSums) -> LagSums:
-        """Return the sums of both sets."""
-        return LagSums(
-            self.tokens + other.tokens, self.total + other.total, max(self.largest, other.largest)
-        )
-
-    @property
-    def mean(self) -> float:
-        """Mean lag of a token; 0 where there is none."""
-        return self.total / self.tokens if self.tokens else 0.0
 
 
 def _lags(spans: Iterable[Span], step: int) -> Iterable[tuple[int, int]]:
@@ -90,11 +65,6 @@ def fresh_mask(spans: Sequence[Span], step: int, max_lag: int, max_age: int = 0)
     return bytes(mask)
 
 
-def stale_tokens(spans: Sequence[Span], step: int, max_lag: int) -> int:
-    """Return the number of tokens with a lag over `max_lag`."""
-    return sum(tokens for lag, tokens in _lags(spans, step) if lag > max_lag)
-
-
 def tokens_by_lag(spans: Sequence[Span], step: int) -> Counter[int]:
     """Return the number of tokens at each lag."""
     counts: Counter[int] = Counter()
@@ -102,12 +72,3 @@ def tokens_by_lag(spans: Sequence[Span], step: int) -> Counter[int]:
         if tokens:
             counts[lag] += tokens
     return counts
-
-
-def lag_sums(counts: Counter[int]) -> LagSums:
-    """Return sums over the tokens that `tokens_by_lag` counted."""
-    return LagSums(
-        sum(counts.values()),
-        sum(lag * tokens for lag, tokens in counts.items()),
-        max(counts, default=0),
-    )

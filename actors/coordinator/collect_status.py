@@ -18,8 +18,8 @@ from asyncrl.actors.coordinator.components import Components
 from asyncrl.actors.coordinator.disk_watch import unwritten_checkpoints
 from asyncrl.actors.coordinator.lifecycle import Phase
 from asyncrl.actors.reporting import report_s
-from asyncrl.config.derived import steps
 from asyncrl.config.flow import admission_policy
+from asyncrl.config.journal_size import steps
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.explain.conditions.agreement import agreeing
 from asyncrl.explain.conditions.condition import RunFacts

@@ -12,6 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from asyncrl.actors.coordinator.admission import Admission
+from asyncrl.actors.coordinator.attempts import PlayingLimits
 from asyncrl.actors.coordinator.changes import Changes
 from asyncrl.actors.coordinator.chunks import ChunkIntake
 from asyncrl.actors.coordinator.engine_pool import EnginePool
@@ -28,7 +29,7 @@ from asyncrl.actors.coordinator.outside_alarms import OutsideAlarms
 from asyncrl.actors.coordinator.peers import Roster
 from asyncrl.actors.coordinator.pinning import Pinning
 from asyncrl.actors.coordinator.placement import Placement, temperature_of
-from asyncrl.actors.coordinator.playing import Playing, PlayingLimits
+from asyncrl.actors.coordinator.playing import Playing
 from asyncrl.actors.coordinator.prompts import PromptSource
 from asyncrl.actors.coordinator.pruning import Pruning
 from asyncrl.actors.coordinator.publishing import Publishing

@@ -34,8 +34,9 @@ from asyncrl.config.plugins import without_folder
 from asyncrl.config.strategies import StrategyError, blamed
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.events import AnyEvent, Discarded, Dropped
+from asyncrl.experience.group import Group
 from asyncrl.experience.judged_members import judged_members
-from asyncrl.experience.rollout import Group, Rollout
+from asyncrl.experience.rollout import Rollout
 from asyncrl.explain.response_sums import ResponseSums
 from asyncrl.messages import Scored
 from asyncrl.staleness.lag import rollout_lag

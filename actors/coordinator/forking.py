@@ -18,7 +18,8 @@ from asyncrl.config.selection_names import FORKS
 from asyncrl.config.strategies import StrategyError, blamed
 from asyncrl.experience.call import Call
 from asyncrl.experience.events import Forked
-from asyncrl.experience.rollout import Group, Rollout
+from asyncrl.experience.group import Group
+from asyncrl.experience.rollout import Rollout
 
 
 class Forking:

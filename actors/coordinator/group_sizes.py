@@ -14,8 +14,8 @@ from asyncrl.config.flow import max_group_size
 from asyncrl.config.selection_names import SIZINGS, grows
 from asyncrl.config.strategies import StrategyError, blamed
 from asyncrl.experience.events import Grown
+from asyncrl.experience.group import Group
 from asyncrl.experience.judged_members import judged_members
-from asyncrl.experience.rollout import Group
 
 
 class GroupSizes:

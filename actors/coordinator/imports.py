@@ -15,7 +15,7 @@ from typing import Protocol
 from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.config import Config
 from asyncrl.experience.events import Imported
-from asyncrl.experience.rollout import Group
+from asyncrl.experience.group import Group
 from asyncrl.messages import ForeignAnswer, Scored
 
 

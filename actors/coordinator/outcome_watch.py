@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from asyncrl.experience import events as e
-from asyncrl.experience.rollout import Group
+from asyncrl.experience.group import Group
 from asyncrl.experience.state import ExperienceState
 from asyncrl.explain.recent_outcomes import RecentOutcomes
 from asyncrl.messages import Scored

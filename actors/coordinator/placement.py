@@ -22,8 +22,8 @@ from asyncrl.config import Config
 from asyncrl.experience.call import Call, RolloutStatus
 from asyncrl.experience.episode import AgentCall
 from asyncrl.experience.events import Leased
+from asyncrl.experience.group import Group
 from asyncrl.experience.image_marks import numbered_alone
-from asyncrl.experience.rollout import Group
 from asyncrl.messages import Lease, Leases, Split
 from asyncrl.runtime.processes.standstill import RunClock
 

@@ -17,11 +17,19 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
+from asyncrl.actors.coordinator.attempts import (
+    Attempt,
+    PlayingLimits,
+    episode_of,
+    over_budget,
+    rollout_key,
+    shows,
+    tokens_left,
+)
 from asyncrl.actors.coordinator.common_failure import EPISODES, CommonFailure
 from asyncrl.actors.coordinator.episode_placement import REASON, EpisodePlacement
 from asyncrl.actors.coordinator.event_store import EventStore
@@ -29,7 +37,7 @@ from asyncrl.actors.coordinator.peers import Peer
 from asyncrl.actors.coordinator.reclaiming import Reclaiming
 from asyncrl.escape import escaped
 from asyncrl.experience.call import RolloutStatus
-from asyncrl.experience.episode import AgentCall, Episode, gathered, unrewarded_end
+from asyncrl.experience.episode import AgentCall, gathered, unrewarded_end
 from asyncrl.experience.events import (
     Begun,
     Buried,
@@ -42,8 +50,9 @@ from asyncrl.experience.events import (
     Sealed,
     ToolFailed,
 )
-from asyncrl.experience.image_marks import HASH, numbered_alone, numbered_by
-from asyncrl.experience.rollout import Group, Rollout
+from asyncrl.experience.group import Group
+from asyncrl.experience.image_marks import numbered_by
+from asyncrl.experience.rollout import Rollout
 from asyncrl.explain.run_status import EpisodeCounts
 from asyncrl.messages import (
     AgentMessage,
@@ -74,37 +83,6 @@ GIVEN_UP = "game_given_up"
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class PlayingLimits(msgspec.Struct, frozen=True):
-    """`max_calls` of one attempt; `attempts` of one episode that fail; `context_tokens` of a call,
-    given and sampled. `ends_rewarded`: an attempt that forks in training, and ended by itself, has
-    failed if an end of its tree has no reward."""
-
-    max_calls: int
-    attempts: int
-    context_tokens: int
-    ends_rewarded: bool = False
-
-
-@dataclass(eq=False)
-class _Attempt:
-    """One agent's attempt. `calls` are the heart's numbers of its calls, in its own order, None of
-    those that were refused; `sent` are the tokens that it was given, by its number of each call
-    whose answer has not ended. `diverged`: it made a call that earlier attempts had not, before it
-    repeated all of theirs. `promised`: its game is about to end well in other runs."""
-
-    peer: Peer
-    rollout: int
-    attempt: int
-    calls: list[int | None] = field(default_factory=list)
-    sent: dict[int, int] = field(default_factory=dict)
-    diverged: bool = False
-    promised: bool = False
-
-    def answering(self, number: int, call: int) -> None:
-        """Set its call `number`, which must be answered from the first token on."""
-        self.calls[number], self.sent[number] = call, 0
-
-
 class Playing:
     """The episodes that are with agents."""
 
@@ -122,7 +100,7 @@ class Playing:
         self._standing = standing
         self._store, self._placement, self._reclaiming = store, placement, reclaiming
         self._limits, self._temperature, self._clock = limits, temperature, clock
-        self._attempts: dict[int, _Attempt] = {}
+        self._attempts: dict[int, Attempt] = {}
         self.last_activity = clock.now()
         """Seconds on the run's clock of the last message of an agent."""
         before = store.experience.ledger.rollouts.trained > 0
@@ -144,7 +122,7 @@ class Playing:
             self._end_if_spent(attempt)
             self._reply(attempt)
 
-    def _too_old(self, attempt: _Attempt, oldest: int) -> bool:
+    def _too_old(self, attempt: Attempt, oldest: int) -> bool:
         """True for a training episode all of whose tokens are older than `oldest`. One without
         tokens is never too old."""
         rollout = self._store.experience.rollouts.get(attempt.rollout)
@@ -162,13 +140,13 @@ class Playing:
                 attempt.peer.send(StopPlaying(rollout, attempt.attempt))
                 del self._attempts[rollout]
 
-    def _end_if_spent(self, attempt: _Attempt) -> None:
+    def _end_if_spent(self, attempt: Attempt) -> None:
         """End the answers of an episode that has sampled all that it may. Calls that sample at one
         time may have sampled more together: that is cut off before the agent sees it."""
         rollout = self._store.experience.rollouts[attempt.rollout]
-        episode = _episode_of(rollout)
+        episode = episode_of(rollout)
         for number, sent in list(attempt.sent.items()):
-            if (over := -_left(rollout)) < 0:
+            if (over := -tokens_left(rollout)) < 0:
                 return  # there is more to sample where a call was dropped with its tokens
             call = self._call(attempt, number)
             self._take_back(call)
@@ -218,10 +196,10 @@ class Playing:
 
     def _start(self, rollout: Rollout, peer: Peer, ticket: int = 0) -> None:
         """Give an episode that waits to the agents actor `peer`."""
-        episode, group = _episode_of(rollout), self._store.experience.groups[rollout.group]
+        episode, group = episode_of(rollout), self._store.experience.groups[rollout.group]
         number = episode.attempt + 1
         self._store.record(Begun(rollout.id, peer.name, number))
-        self._attempts[rollout.id] = _Attempt(peer, rollout.id, number)
+        self._attempts[rollout.id] = Attempt(peer, rollout.id, number)
         peer.send(
             Play(
                 rollout=rollout.id,
@@ -241,7 +219,7 @@ class Playing:
         """Note that all due work is done: from now on agents work, and engines decode."""
         self._placement.observe(self.thinking)
 
-    def _reply(self, attempt: _Attempt) -> None:
+    def _reply(self, attempt: Attempt) -> None:
         """Send the new tokens of its answers, and the ends of finished ones."""
         for number, sent in list(attempt.sent.items()):
             call = self._call(attempt, number)
@@ -251,7 +229,7 @@ class Playing:
             attempt.sent[number] = call.tokens
             if call.status is RolloutStatus.ANSWERED:
                 end = Span(call.spans[-1].version if call.spans else 0, call.tokens, call.tokens)
-                spent = _left(self._store.experience.rollouts[attempt.rollout]) < 1
+                spent = tokens_left(self._store.experience.rollouts[attempt.rollout]) < 1
                 ending: Finish = call.finish or ("length" if spent else "stop")
                 self._say(attempt, number, call, call.tokens, end, ending)
                 del attempt.sent[number]
@@ -262,7 +240,7 @@ class Playing:
 
     def _say(
         self,
-        attempt: _Attempt,
+        attempt: Attempt,
         number: int,
         call: AgentCall,
         start: int,
@@ -276,7 +254,7 @@ class Playing:
             bytes(call.behaviour[4 * start : 4 * span.end]),
         )
 
-    def _refuse(self, attempt: _Attempt, number: int, why: str, finish: Finish = "") -> None:
+    def _refuse(self, attempt: Attempt, number: int, why: str, finish: Finish = "") -> None:
         attempt.peer.send(Reply(attempt.rollout, attempt.attempt, number, 0, finish, why), b"", b"")
 
     # ------------------------------------------------------------------------------------- messages
@@ -305,7 +283,7 @@ class Playing:
             return
         context = bytes(ids)
         new = message.number == len(attempt.calls) and message.max_new_tokens > 0
-        if not new or not context or len(context) % 4 or not _shows(message.images, context):
+        if not new or not context or len(context) % 4 or not shows(message.images, context):
             raise LinkError(
                 "malformed",
                 f"{sender.name} asks for call {message.number} of rollout {message.rollout}, with "
@@ -313,7 +291,7 @@ class Playing:
             )
         rollout = self._store.experience.rollouts[message.rollout]
         group = self._store.experience.groups[rollout.group]
-        episode, temperature = _episode_of(rollout), self._temperature(group)
+        episode, temperature = episode_of(rollout), self._temperature(group)
         settings = _encode([message.max_new_tokens, temperature, message.stops])
         asked = settings + context + "".join(message.images).encode()
         key = episode.next_key(rollout_key(group, rollout), asked)
@@ -324,7 +302,7 @@ class Playing:
         ]
         attempt.calls.append(None)
         known = next((call for call in earlier if call.key == key), None)
-        if known is not None and episode.needed(known) <= _left(rollout):
+        if known is not None and episode.needed(known) <= tokens_left(rollout):
             self._store.record(Reused(rollout.id, attempt.attempt, known.id, message.role))
             attempt.answering(message.number, known.id)
             return
@@ -363,7 +341,7 @@ class Playing:
         if attempt is None or message.number not in attempt.sent:
             return
         call = self._call(attempt, message.number)
-        episode = _episode_of(self._store.experience.rollouts[attempt.rollout])
+        episode = episode_of(self._store.experience.rollouts[attempt.rollout])
         self._take_back(call)
         if call.status is RolloutStatus.BURIED:
             return
@@ -377,7 +355,7 @@ class Playing:
         """Store a result of the agent for later attempts. The first of a name counts."""
         if (attempt := self._of(sender, message)) is None:
             return
-        if message.name not in _episode_of(self._store.experience.rollouts[attempt.rollout]).notes:
+        if message.name not in episode_of(self._store.experience.rollouts[attempt.rollout]).notes:
             self._store.record(Noted(attempt.rollout, attempt.attempt, message.name, message.value))
 
     def on_reward(self, sender: Peer, message: GiveReward) -> None:
@@ -386,7 +364,7 @@ class Playing:
         dropped is ignored."""
         if (attempt := self._of(sender, message)) is None:
             return
-        episode = _episode_of(self._store.experience.rollouts[attempt.rollout])
+        episode = episode_of(self._store.experience.rollouts[attempt.rollout])
         call = None
         if message.number is not None and 0 <= message.number < len(attempt.calls):
             call = attempt.calls[message.number]
@@ -408,7 +386,7 @@ class Playing:
         ignored."""
         if (attempt := self._of(sender, message)) is None:
             return
-        episode = _episode_of(self._store.experience.rollouts[attempt.rollout])
+        episode = episode_of(self._store.experience.rollouts[attempt.rollout])
         made = 0 <= message.number < len(attempt.calls)
         call = attempt.calls[message.number] if made else None
         if made and call not in episode.used:
@@ -490,13 +468,13 @@ class Playing:
 
     # --------------------------------------------------------------------------------- one attempt
 
-    def _leave(self, attempt: _Attempt, reason: str, *, failed: bool, last: bool = False) -> None:
+    def _leave(self, attempt: Attempt, reason: str, *, failed: bool, last: bool = False) -> None:
         """End an attempt before its episode is over. After the `last`, or after `attempts` that
         failed, the rollout is buried."""
         self._take_back_all(attempt)
         del self._attempts[attempt.rollout]
         rollout = self._store.experience.rollouts[attempt.rollout]
-        if failed and (last or _episode_of(rollout).failures + 1 >= self._limits.attempts):
+        if failed and (last or episode_of(rollout).failures + 1 >= self._limits.attempts):
             logger.warning(
                 "rollout %d is dropped after %d attempts of its agent; the last one ended by %s",
                 rollout.id,
@@ -507,13 +485,13 @@ class Playing:
         else:
             self._store.record(Left(rollout.id, attempt.attempt, reason, failed))
 
-    def _unrewarded(self, attempt: _Attempt, finish: Finish) -> str:
+    def _unrewarded(self, attempt: Attempt, finish: Finish) -> str:
         """The sentence of an attempt that left an end of its tree without a reward; empty if it did
         not, or was cut off before it could give one."""
         rollout = self._store.experience.rollouts[attempt.rollout]
         if not self._limits.ends_rewarded or finish == "length" or self._split(rollout) != "train":
             return ""
-        _, _, _, turns, _, _ = gathered(_episode_of(rollout))
+        _, _, _, turns, _, _ = gathered(episode_of(rollout))
         end = unrewarded_end(turns)
         if end is None:
             return ""
@@ -522,9 +500,9 @@ class Playing:
             f"train.credit needs one at each: give it by episode.reward(x, call={end}), 0.0 too"
         )
 
-    def _take_back_all(self, attempt: _Attempt) -> None:
+    def _take_back_all(self, attempt: Attempt) -> None:
         """Stop all sampling for an attempt."""
-        for call in list(_episode_of(self._store.experience.rollouts[attempt.rollout]).calls):
+        for call in list(episode_of(self._store.experience.rollouts[attempt.rollout]).calls):
             self._take_back(call)
 
     def _take_back(self, call: AgentCall) -> None:
@@ -535,17 +513,17 @@ class Playing:
 
     def _budget(self, rollout: Rollout, asked: int, context: int) -> int:
         """The tokens that a call may sample: what is left of the episode's, and of the context."""
-        return min(asked, _left(rollout), self._limits.context_tokens - context)
+        return min(asked, tokens_left(rollout), self._limits.context_tokens - context)
 
     def _split(self, rollout: Rollout) -> Split:
         return self._store.experience.groups[rollout.group].split
 
-    def _call(self, attempt: _Attempt, number: int) -> AgentCall:
+    def _call(self, attempt: Attempt, number: int) -> AgentCall:
         call = attempt.calls[number]
         assert call is not None, "an answer is sent of calls that were made"
-        return _episode_of(self._store.experience.rollouts[attempt.rollout]).find(call)
+        return episode_of(self._store.experience.rollouts[attempt.rollout]).find(call)
 
-    def _of(self, sender: Peer, message: AgentMessage) -> _Attempt | None:
+    def _of(self, sender: Peer, message: AgentMessage) -> Attempt | None:
         """The attempt of a message; None if it is over, or another's."""
         attempt = self._attempts.get(message.rollout)
         if attempt is None or attempt.peer is not sender or attempt.attempt != message.attempt:
@@ -553,43 +531,7 @@ class Playing:
         self.last_activity = self._clock.now()
         return attempt if self._plays(attempt) else None
 
-    def _plays(self, attempt: _Attempt) -> bool:
+    def _plays(self, attempt: Attempt) -> bool:
         """True if the rollout of an attempt is neither buried nor dropped."""
         rollout = self._store.experience.rollouts.get(attempt.rollout)
         return rollout is not None and rollout.status is RolloutStatus.BEGUN
-
-
-def _shows(images: tuple[str, ...], context: bytes) -> bool:
-    """True if these are the images of a context, each once."""
-    try:
-        return numbered_alone(context, images)[1] == images and all(map(HASH.fullmatch, images))
-    except ValueError:
-        return False
-
-
-def over_budget(max_calls: int, *, tokens: bool) -> str:
-    """The reason for which a call is refused: no `tokens` are left, or else no call."""
-    if tokens:
-        return (
-            "the episode has no token left to sample: of its budget (rollout.max_new_tokens), or "
-            "of the context (engine.context_tokens)"
-        )
-    return f"the episode has made {max_calls} calls, which is as many as it may (agent.max_calls)"
-
-
-def rollout_key(group: Group, rollout: Rollout) -> int:
-    """The key that the draws of a rollout follow from."""
-    return group.key + group.place_of(rollout.id)
-
-
-def _left(rollout: Rollout) -> int:
-    """The tokens that an episode may still sample in this attempt; negative where calls at one time
-    sampled more together."""
-    episode = _episode_of(rollout)
-    spent = sum(call.tokens for call in episode.calls if call.id in episode.used)
-    return rollout.max_new_tokens - spent
-
-
-def _episode_of(rollout: Rollout) -> Episode:
-    assert rollout.episode is not None, "an agent plays it"
-    return rollout.episode

@@ -19,8 +19,9 @@ from asyncrl.config.selection_names import PRUNES
 from asyncrl.config.strategies import StrategyError, blamed
 from asyncrl.experience.call import Call, RolloutStatus
 from asyncrl.experience.events import Pruned, Spared
+from asyncrl.experience.group import Group
 from asyncrl.experience.live_members import live_group
-from asyncrl.experience.rollout import Group, Rollout
+from asyncrl.experience.rollout import Rollout
 
 REASON = re.compile(r"[a-z][a-z_]{0,31}")
 """Reasons that a rule may give."""

@@ -24,8 +24,9 @@ from asyncrl.config.flow import penalty_band
 from asyncrl.config.judging import AHEAD, judge_s, judges_groups, most_held
 from asyncrl.experience.episode import last_context
 from asyncrl.experience.events import Judged
+from asyncrl.experience.group import Group
 from asyncrl.experience.image_marks import without_images
-from asyncrl.experience.rollout import Group, Rollout
+from asyncrl.experience.rollout import Rollout
 from asyncrl.messages import (
     Finish,
     GroupScoreRequest,

@@ -14,8 +14,9 @@ from asyncrl.algorithms.advantages.by_root import stretches
 from asyncrl.config import Config
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.episode import failed_tokens, path_counts, turn_tokens
+from asyncrl.experience.group import Group
 from asyncrl.experience.replay_buffer import ReplayGroup, ReplayMember
-from asyncrl.experience.rollout import Group, Rollout
+from asyncrl.experience.rollout import Rollout
 from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.messages import Sample, Scored, TokenCount
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import trio
 
 from asyncrl.actors.coordinator.event_store import EventStore
-from asyncrl.experience.rollout import Group
+from asyncrl.experience.group import Group
 from asyncrl.messages import ForeignAnswer
 from asyncrl.object_store import StoreError
 from asyncrl.runtime.ipc.waits import Pulse, Waits

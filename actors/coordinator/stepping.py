@@ -54,10 +54,11 @@ from asyncrl.config.selection_names import REPLAYS
 from asyncrl.config.strategies import blamed
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.experience.events import Replayed, StoredForReplay, Taken, Trained
+from asyncrl.experience.group import Group
 from asyncrl.experience.group_facts import GroupFacts
 from asyncrl.experience.micro_batches import micro_batches
 from asyncrl.experience.replay_buffer import ReplayGroup
-from asyncrl.experience.rollout import Group, Rollout
+from asyncrl.experience.rollout import Rollout
 from asyncrl.experience.training_message import training_message
 from asyncrl.explain.curve import Curve
 from asyncrl.explain.response_sums import ResponseSums

@@ -20,7 +20,8 @@ from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.actors.coordinator.window import Window
 from asyncrl.config import Config
 from asyncrl.experience.call import RolloutStatus
-from asyncrl.experience.rollout import Group, Rollout
+from asyncrl.experience.group import Group
+from asyncrl.experience.rollout import Rollout
 
 
 class Units(Protocol):

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 
 from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.config import Config
-from asyncrl.experience.rollout import Group, Rollout
+from asyncrl.experience.group import Group
+from asyncrl.experience.rollout import Rollout
 
 
 class Window:

@@ -378,7 +378,7 @@ def _settings(run: Path) -> _RunSettings:
     while not (file := run / "run.toml").exists():
         if time.monotonic() > last:
             raise TasksetError(f"there is no run in {run}; start it, with agent.run=http")
-        time.sleep(AGAIN_S)
+        time.sleep(AGAIN_S)  # another program starts it: there is no notice
     agent = tomllib.loads(file.read_text()).get("agent", {})
     if agent.get("run") != "http" or not agent.get("port"):
         raise TasksetError(

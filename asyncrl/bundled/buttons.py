@@ -36,10 +36,10 @@ def draw_screen(draw: random.Random, path: Path) -> str:
     return LETTERS[quarter]
 
 
-def write_buttons(folder: Path, rows: int = ROWS, seed: int = 0) -> None:
+def write_buttons(folder: Path, rows: int = ROWS) -> None:
     """Write a data set of so many screens; the last fifth may be held out."""
     (folder / "screens").mkdir(parents=True, exist_ok=True)
-    draw, lines = random.Random(seed), list[str]()
+    draw, lines = random.Random(0), list[str]()
     for number in range(rows):
         name = f"screens/{number}.png"
         answer = draw_screen(draw, folder / name)

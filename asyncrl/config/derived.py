@@ -4,22 +4,16 @@ the settings alone, by the rule in its row; nothing is measured or guessed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from asyncrl.algorithms.selection.keep import number_kept
 from asyncrl.config.advice import advice
-from asyncrl.config.chunk_tokens import chunk_tokens
 from asyncrl.config.cluster import agent_cores, joined, local_rollouts, ranks_here
 from asyncrl.config.cores import divide_cores
-from asyncrl.config.flow import (
-    admission_policy,
-    max_group_size,
-    max_members,
-    penalty_band,
-)
+from asyncrl.config.flow import admission_policy, max_group_size, max_members, penalty_band
 from asyncrl.config.gpus import agent_gpus, gpus_of
+from asyncrl.config.journal_size import journal_bytes, journal_steps, queue_bytes, steps
 from asyncrl.config.judging import judge_rows
 from asyncrl.config.lending import is_lent
 from asyncrl.config.losses import (
@@ -32,7 +26,7 @@ from asyncrl.config.losses import (
     ratios_weigh,
     updates,
 )
-from asyncrl.config.mix import each, members, shares, trained_size
+from asyncrl.config.mix import each, members, shares
 from asyncrl.config.other_policies import policy_rows
 from asyncrl.config.ranks import ranks_of
 from asyncrl.config.sandbox_row import sandbox_rows
@@ -40,14 +34,8 @@ from asyncrl.config.schema import Config, TaskConfig, TrainConfig
 from asyncrl.staleness.admission import AdmissionPolicy
 from asyncrl.words import size
 
-EVENT_BYTES = 40
-"""Approximate bytes of an event in the journal beside its tokens."""
-ROLLOUT_EVENTS = 4
-"""Events of a rollout beside its chunks: leased, sealed, judged, trained."""
 LARGE_STATE = 10**9
 """Bytes of live token arrays above which each checkpoint takes noticeable time."""
-LOG_BYTES = 8 * 2**20
-"""Bytes to which the journal's write-ahead log is truncated."""
 
 RANKS = "processes that train the model together, each with a shard of it (FSDP2)"
 SANDBOXES = {
@@ -90,14 +78,6 @@ PROGRAMS = Row(
 """The additional text where answers are programs."""
 
 
-def queue_bytes(config: Config, routing: int = 0) -> int:
-    """Most bytes of token arrays alive at one time: `int32` ids of prompt and response, `float32`
-    log-probabilities of the response, and records of its experts, of `routing` bytes a token."""
-    new = config.rollout.max_new_tokens
-    of_rollout = 4 * (config.engine.context_tokens + new) + routing * new
-    return admission_policy(config).max_live_filtered * max_members(config) * of_rollout
-
-
 def _large_state(config: Config, routing: int) -> list[Row]:
     """A warning where live tokens, which each checkpoint writes, may be very many."""
     if (live := queue_bytes(config, routing)) < LARGE_STATE:
@@ -114,18 +94,6 @@ def _large_state(config: Config, routing: int) -> list[Row]:
     ]
 
 
-def steps(config: Config) -> int:
-    """Most optimizer steps: `train.steps`, or as many as the data gives. Example: 2 epochs of 100
-    prompts, 16 in a step, give at most 13. A supervised run has counted its data: `train.steps` are
-    its steps."""
-    if config.sft.run or not config.task.epochs:
-        return config.train.steps
-    return min(
-        config.train.steps,
-        math.ceil(config.task.epochs * trained_size(config.task) / config.train.batch_groups),
-    )
-
-
 def _epochs(number: float) -> str:
     """A number of epochs in words.
 
@@ -133,23 +101,6 @@ def _epochs(number: float) -> str:
     ['0.0064 epochs', '2.5 epochs', '40 epochs', '3,200 epochs']
     """
     return f"{number:.2g} epochs" if number < 10 else f"{number:,.0f} epochs"
-
-
-def journal_steps(config: Config) -> int:
-    """Most steps in the journal: a checkpoint compacts all before its predecessor."""
-    return min(2 * config.train.checkpoint_every or config.train.steps, steps(config))
-
-
-def journal_bytes(config: Config, routing: int = 0) -> int:
-    """Most bytes of the journal: of its steps, of the live rollouts and of three states of them,
-    one of which is also in the log while it is written. Discarded and evaluated rollouts belong to
-    no step, and come on top. `routing`: bytes of the record of a sampled token's experts."""
-    rollout, groups = config.rollout, config.train.batch_groups * journal_steps(config)
-    events = math.ceil(rollout.max_new_tokens / chunk_tokens(config)) + ROLLOUT_EVENTS
-    tokens = (8 + routing) * rollout.max_new_tokens
-    responses = groups * max_members(config) * (tokens + EVENT_BYTES * events)
-    prompts = groups * 4 * config.engine.context_tokens
-    return responses + prompts + 5 * queue_bytes(config, routing) + LOG_BYTES
 
 
 def _mix_rows(task: TaskConfig) -> list[Row]:
@@ -184,33 +135,49 @@ def _agent_rows(config: Config) -> list[Row]:
 def derived(config: Config, available: int, routing: int | None = 0) -> list[Row]:
     """The table, for a machine where this process may use `available` cores, and a model whose
     tokens have records of experts of `routing` bytes (None: unknown)."""
-    records, routing = _records(routing), routing or 0
-    task, rollout, train, staleness = config.task, config.rollout, config.train, config.staleness
-    slots = rollout.actors * config.engine.slots
-    policy = admission_policy(config)
-    live = policy.max_live * max_group_size(config)
-    total = config.machine.cores or available
-    share = divide_cores(
-        range(total),
-        ranks_here(config),
-        local_rollouts(config),
-        config.machine.trainer_cores,
-        rollout.lent_actors,
-    )
-    prompts = steps(config) * train.batch_groups
-    params = ", ".join(f"{name}={value}" for name, value in task.params.items())
+    routed = routing or 0
+    ranks, gpus = ranks_of(config.train), gpus_of(config)
     return [
-        *(
-            []
-            if task.mix
-            else [Row("task", task.path or task.name, params or "default parameters")]
-        ),
-        *_mix_rows(task),
+        *_data(config),
+        *_agent_rows(config),
+        *_sizes(config, routing),
+        *_learning(config),
+        *(Row(*row) for row in policy_rows(config)),
+        *(Row(*row) for row in judge_rows(config)),
+        *([Row("ranks", str(ranks), RANKS)] if ranks > 1 else []),
+        *_cores(config, available),
+        *_cluster(config),
+        *([Row("GPUs", str(gpus.needed), str(gpus))] if gpus.needed else []),
+        *_ports(config),
+        *(Row("note", key, text) for key, text in advice(config)),
+        *_large_state(config, routed),
+    ]
+
+
+def _data(config: Config) -> list[Row]:
+    """Rows of the tasks, and of what judges their answers."""
+    task = config.task
+    judged = [
         Row("sandbox", task.sandbox, SANDBOXES[task.sandbox]),
         *([PROGRAMS] if any(one.verifier == "run" for one in each(task)) else []),
-        *([] if task.mix else [Row("reward", task.reward, REWARDS[task.reward])]),
-        *_agent_rows(config),
-        Row("truncated", rollout.truncated, _truncated(config)),
+    ]
+    if task.mix:
+        return [*_mix_rows(task), *judged]
+    params = ", ".join(f"{name}={value}" for name, value in task.params.items())
+    return [
+        Row("task", task.path or task.name, params or "default parameters"),
+        *judged,
+        Row("reward", task.reward, REWARDS[task.reward]),
+    ]
+
+
+def _sizes(config: Config, routing: int | None) -> list[Row]:
+    """Rows of how much is generated, at one time and in all."""
+    records, routed, task = _records(routing), routing or 0, config.task
+    policy, slots = admission_policy(config), config.rollout.actors * config.engine.slots
+    live, prompts = _live(config), steps(config) * config.train.batch_groups
+    return [
+        Row("truncated", config.rollout.truncated, _truncated(config)),
         Row("model", config.model.path or "bundled", f"{config.model.dtype} weights"),
         Row("run directory", config.run.dir, "configuration, logs, journal, checkpoints, summary"),
         Row(
@@ -228,12 +195,19 @@ def derived(config: Config, available: int, routing: int | None = 0) -> list[Row
         Row("slots", f"{slots:,}", _slots(slots, live)),
         Row(
             "queue",
-            f"≤ {size(queue_bytes(config, routing))}",
+            f"≤ {size(queue_bytes(config, routed))}",
             f"token arrays of the live rollouts{records}",
         ),
-        Row("journal", f"≤ {size(journal_bytes(config, routing))}", _journal(config)),
-        Row("lag, typical", str(staleness.depth), "versions that generation runs ahead"),
+        Row("journal", f"≤ {size(journal_bytes(config, routed))}", _journal(config)),
+        Row("lag, typical", str(config.staleness.depth), "versions that generation runs ahead"),
         _worst(config, policy),
+    ]
+
+
+def _learning(config: Config) -> list[Row]:
+    """Rows of the loss, and of the policies that it compares."""
+    train, staleness = config.train, config.staleness
+    return [
         Row(
             "loss",
             train.objective,
@@ -247,35 +221,43 @@ def derived(config: Config, available: int, routing: int | None = 0) -> list[Row
             _weighs(config),
         ),
         *_updates(config),
-        Row("proximal policy", staleness.proximal, _proximal(config, live)),
-        *(Row(*row) for row in policy_rows(config)),
-        *(Row(*row) for row in judge_rows(config)),
-        *([Row("ranks", str(ranks), RANKS)] if (ranks := ranks_of(train)) > 1 else []),
+        Row("proximal policy", staleness.proximal, _proximal(config, _live(config))),
+    ]
+
+
+def _cores(config: Config, available: int) -> list[Row]:
+    """Rows of the cores of this machine, and of devices that are lent."""
+    rollout, total = config.rollout, config.machine.cores or available
+    share = divide_cores(
+        range(total),
+        ranks_here(config),
+        local_rollouts(config),
+        config.machine.trainer_cores,
+        rollout.lent_actors,
+    )
+    lent = f"; {rollout.lent_actors} of these the trainer's" if rollout.lent_actors else ""
+    return [
         Row(
             "cores",
             f"{total} of {available}",
             f"trainer {_counts(share.trainers)}; rollout actors "
-            f"{'elsewhere' if joined(config) else _counts(share.rollouts)}"
-            + (f"; {rollout.lent_actors} of these the trainer's" if rollout.lent_actors else ""),
+            f"{'elsewhere' if joined(config) else _counts(share.rollouts)}{lent}",
         ),
         *([Row("lending", rollout.lending, _lent(config))] if rollout.lent_actors else []),
-        *_cluster(config),
-        *([Row("GPUs", str(gpus.needed), str(gpus))] if (gpus := gpus_of(config)).needed else []),
-        Row(
-            "metrics",
-            f"http://{config.metrics.host}:{port}/metrics"
-            if (port := config.metrics.port)
-            else "off",
-            "Prometheus",
-        ),
-        *(
-            [Row("page", f"http://{config.run.page_host}:{port}/", "the run, in a browser")]
-            if (port := config.run.page_port)
-            else []
-        ),
-        *(Row("note", key, text) for key, text in advice(config)),
-        *_large_state(config, routing),
     ]
+
+
+def _ports(config: Config) -> list[Row]:
+    """Rows of what the run serves."""
+    metrics, page = config.metrics.port, config.run.page_port
+    at = f"http://{config.metrics.host}:{metrics}/metrics" if metrics else "off"
+    served = Row("page", f"http://{config.run.page_host}:{page}/", "the run, in a browser")
+    return [Row("metrics", at, "Prometheus"), *([served] if page else [])]
+
+
+def _live(config: Config) -> int:
+    """Rollouts that are live at one time."""
+    return admission_policy(config).max_live * max_group_size(config)
 
 
 def _lent(config: Config) -> str:

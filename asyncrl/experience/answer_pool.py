@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from asyncrl.experience.rollout import Group
+from asyncrl.experience.group import Group
 from asyncrl.messages import ForeignAnswer, Scored
 
 POOL_TOKENS = 2**20

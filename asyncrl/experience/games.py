@@ -9,7 +9,8 @@ each gives up what the other gave up.
 from __future__ import annotations
 
 from asyncrl.experience.call import RolloutStatus
-from asyncrl.experience.rollout import Group, Rollout
+from asyncrl.experience.group import Group
+from asyncrl.experience.rollout import Rollout
 from asyncrl.experience.state import ExperienceState
 from asyncrl.messages.game_messages import GameState, Standing
 

@@ -8,7 +8,8 @@ from array import array
 
 from asyncrl.algorithms.selection.judged_group import JudgedMember
 from asyncrl.experience.episode import turn_keys
-from asyncrl.experience.rollout import Group, Rollout
+from asyncrl.experience.group import Group
+from asyncrl.experience.rollout import Rollout
 from asyncrl.messages import Scored
 
 

@@ -7,7 +7,8 @@ from asyncrl.algorithms.selection.beginnings import Beginning, beginning
 from asyncrl.algorithms.selection.live_group import LiveGroup, LiveMember, State
 from asyncrl.algorithms.selection.prompt_history import History
 from asyncrl.experience.call import RolloutStatus
-from asyncrl.experience.rollout import Group, Rollout
+from asyncrl.experience.group import Group
+from asyncrl.experience.rollout import Rollout
 from asyncrl.messages import Scored
 
 

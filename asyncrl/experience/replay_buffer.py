@@ -12,16 +12,9 @@ from collections.abc import Sequence
 import msgspec
 
 from asyncrl.experience.call import ImpossibleEvent, RolloutStatus
-from asyncrl.experience.episode import (
-    Strand,
-    Turn,
-    sequences,
-    turn_keys,
-    turn_rewards,
-    turns_above,
-)
+from asyncrl.experience.episode import Strand, Turn, sequences, turn_keys, turn_rewards, turns_above
+from asyncrl.experience.group import Group
 from asyncrl.experience.group_facts import GroupFacts
-from asyncrl.experience.rollout import Group
 from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.messages import DrawnMembers, Finish, PromptFacts, Scored, Span
 

@@ -10,9 +10,9 @@ from asyncrl.algorithms.selection.prompt_history import History
 from asyncrl.experience import events as e
 from asyncrl.experience.answer_pool import AnswerPool
 from asyncrl.experience.audit import Audit
+from asyncrl.experience.group import Group
 from asyncrl.experience.ledger import Ledger
 from asyncrl.experience.replay_buffer import ReplayBuffer
-from asyncrl.experience.rollout import Group
 from asyncrl.experience.steps import Takings
 from asyncrl.messages import Split
 

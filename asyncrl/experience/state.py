@@ -23,9 +23,10 @@ from asyncrl.experience.answer_pool import AnswerPool
 from asyncrl.experience.audit import Audit
 from asyncrl.experience.call import Call, ImpossibleEvent, RolloutStatus
 from asyncrl.experience.episode import AgentCall
+from asyncrl.experience.group import Group
 from asyncrl.experience.ledger import Ledger
 from asyncrl.experience.replay_buffer import ReplayBuffer
-from asyncrl.experience.rollout import ENDED, Group, Rollout
+from asyncrl.experience.rollout import ENDED, Rollout
 from asyncrl.experience.snapshot import Snapshot
 from asyncrl.experience.steps import Steps
 from asyncrl.experience.work_index import WorkIndex

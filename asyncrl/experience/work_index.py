@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from asyncrl.experience.call import TOKEN_BYTES, Call, RolloutStatus
-from asyncrl.experience.rollout import ENDED, Group, Rollout
+from asyncrl.experience.group import Group
+from asyncrl.experience.rollout import ENDED, Rollout
 from asyncrl.messages import Split
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from asyncrl.config import Config
-from asyncrl.config.derived import steps
+from asyncrl.config.journal_size import steps
 from asyncrl.config.mix import named
 from asyncrl.config.model_names import of_snapshot, said
 from asyncrl.escape import escaped

@@ -35,11 +35,11 @@ def runs_in(folder: Path) -> list[RunFiles]:
     return [files for _, _, files in sorted(found, key=lambda each: each[:2], reverse=True)]
 
 
-def newest_run(folder: Path = FOLDER) -> Path:
-    """The run in a folder that began last. Raises ConfigError if there is none."""
-    for files in runs_in(folder):
+def newest_run() -> Path:
+    """The run in `runs` that began last. Raises ConfigError if there is none."""
+    for files in runs_in(FOLDER):
         return files.path
-    raise ConfigError(f"{folder}: there is no run in it; give the directory of a run.")
+    raise ConfigError(f"{FOLDER}: there is no run in it; give the directory of a run.")
 
 
 def run_rows(folder: Path, now: float) -> Iterator[tuple[str, ...]]:

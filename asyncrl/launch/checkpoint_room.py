@@ -12,7 +12,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from asyncrl.config import Config, ConfigError
-from asyncrl.config.derived import Row, steps
+from asyncrl.config.derived import Row
+from asyncrl.config.journal_size import steps
 from asyncrl.config.lora import is_of, is_of_experts
 from asyncrl.launch.publication_row import stored_weights
 from asyncrl.launch.trainer_memory import kept_bytes

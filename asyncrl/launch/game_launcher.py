@@ -24,6 +24,7 @@ from rich.console import Console
 
 from asyncrl.config import Config
 from asyncrl.escape import escaped
+from asyncrl.exit_status import INTERRUPTED
 from asyncrl.runtime.logs import path as log_path
 from asyncrl.runtime.output import Output
 from asyncrl.runtime.processes.process import Process
@@ -34,7 +35,6 @@ LINE_BYTES = 2**16
 """Bytes of a line, at most; a longer one is cut there."""
 DRAIN_S = 60.0
 """Seconds beyond `supervision.grace_s` in which a run must have drained."""
-INTERRUPTED = 130
 
 
 class PolicyRun(NamedTuple):

@@ -33,6 +33,7 @@ from asyncrl.config.cluster import joined, local_rollouts, ranks_here
 from asyncrl.config.cores import divide_cores
 from asyncrl.engines.servers.kept_servers import servers_ended
 from asyncrl.escape import escaped
+from asyncrl.exit_status import INTERRUPTED
 from asyncrl.explain.display import Display
 from asyncrl.files import forget_partial, forget_partial_folders, takes_nothing
 from asyncrl.launch.cluster.actor_placement import ActorPlacement
@@ -86,7 +87,6 @@ logger = logging.getLogger(__name__)
 
 NO_THREAD = "can't start new thread"
 """The text of Python's RuntimeError for a machine without room for a thread."""
-INTERRUPTED = 130
 SIGNALLED: Mapping[Interrupted, str] = {
     "drains": "Draining: unfinished responses are parked, and the model is saved. A second signal "
     "ends the run at once.",

@@ -104,6 +104,12 @@ def merge(
         raise ConfigError(f"{shown(output)} cannot be written: {what}; {remedy(error)}.") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+    _complain_of_unrelated(named, apart)
+    return output
+
+
+def _complain_of_unrelated(named: Sequence[str | Path], apart: Sequence[float]) -> None:
+    """Name the models that are as far from the first as if they had been begun apart."""
     for label, distance in zip(named, apart, strict=True):
         if distance > UNRELATED:
             complain(
@@ -111,7 +117,6 @@ def merge(
                 "was begun apart: what they merge to has the skills of neither. Merge models that "
                 "were trained from one model."
             )
-    return output
 
 
 def factors(models: int, weights: Sequence[float] | None, based: bool) -> list[float]:

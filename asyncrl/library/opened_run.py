@@ -29,6 +29,8 @@ from asyncrl.runtime.run_dir import SUMMARY
 STOP_S = 30.0
 """Seconds that a run may take to end, beyond those that it has to drain."""
 LOOK_S = 0.1
+"""Seconds between two looks at the lock: nothing waits for a lock within a bound, and a notebook's
+process goes on when its run has ended."""
 
 
 class Run:

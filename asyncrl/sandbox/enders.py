@@ -96,7 +96,8 @@ class Enders:
         return self._ended(note, settle_s=None)
 
     def _ended(self, note: LeftNote, *, settle_s: float | None) -> EndedNote:
-        """With `settle_s` who opened it was killed, so it may come into being yet."""
+        """With `settle_s` who opened it was killed, so it may come into being yet, outside of this
+        machine's sight: there is nothing to wait for but the time."""
         if note.opened is None:
             return EndedNote(note, f"this is no note of ours ({note.wrong})")
         try:

@@ -6,7 +6,7 @@ Their attributes say what goes wrong; the kinds of fault (`fault_kinds.py`) set 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import msgspec
@@ -385,12 +385,3 @@ class FakeVerifiers:
 
 class VerifiersLost(RuntimeError):
     """A fault of the plan."""
-
-
-def prompts_of(
-    steps: int, batch_groups: int, prompt_index: Callable[[int], int | None]
-) -> list[list[int]]:
-    """The prompts of each step where groups are trained in the order of the data."""
-    found: Iterable[int | None] = map(prompt_index, range(steps * batch_groups))
-    items = [number for number in found if number is not None]
-    return [items[step * batch_groups : (step + 1) * batch_groups] for step in range(steps)]

@@ -30,8 +30,8 @@ from asyncrl.agents.agent_episode import EpisodeFacts
 from asyncrl.agents.endings import AgentEnd, AgentEnded, failed
 from asyncrl.agents.gateway.disk_waits import DiskWaits
 from asyncrl.agents.gateway.errors import GatewayError
-from asyncrl.agents.gateway.forwarding import OtherAnswer
 from asyncrl.agents.gateway.game_table import GuestSeat
+from asyncrl.agents.gateway.other_call import OtherAnswer, OtherCall
 from asyncrl.agents.gateway.played_session import PlayedSession
 from asyncrl.agents.gateway.played_sessions import PlayedSessions
 from asyncrl.agents.gateway.policy_calls import PolicyCalls
@@ -260,10 +260,8 @@ class _MemoryCalls(PolicyCalls):
         self._guest, self._waits = guest, process.waits
         self._guests = _MemoryGuests(guest)
 
-    async def _asked(
-        self, model: str, seat: GuestSeat, path: str, headers: Mapping[str, str], body: bytes
-    ) -> OtherAnswer:
-        asked = json.loads(body)
+    async def _asked(self, seat: GuestSeat, call: OtherCall) -> OtherAnswer:
+        asked = json.loads(call.body)
 
         async def said(sessions: PlayedSessions, seats: Seats) -> OtherAnswer:
             session = sessions.named(seat.session)
@@ -314,9 +312,9 @@ class _ScriptedGame:
             if said is None:
                 break
             asked = {"ids": [FIRST[GUEST], turn, *seen, *said], "budget": draw.choice((1, 3))}
-            body = json.dumps({"model": GUEST} | asked).encode()
+            call = OtherCall(GUEST, "/say", {}, json.dumps({"model": GUEST} | asked).encode())
             try:
-                answer = await self._calls.answer(session, "/say", {}, body, GUEST)
+                answer = await self._calls.answer(session, call)
             except GatewayError as error:
                 return failed("raised", str(error))
             if answer.status != 200:

@@ -28,8 +28,9 @@ from asyncrl.simulation.game_worlds import GameReport, play_games
 from asyncrl.simulation.injector import Injector
 from asyncrl.simulation.observer import Violation
 from asyncrl.simulation.policy import Rewards
-from asyncrl.simulation.shapes import Shape, drawn, drawn_agents, speeds
+from asyncrl.simulation.shapes import drawn, drawn_agents, speeds
 from asyncrl.simulation.task_order import replayable
+from asyncrl.simulation.themes import Shape
 from asyncrl.simulation.world import LifeOutcome, World
 
 LIVES = 40
@@ -106,12 +107,10 @@ def simulate(
     return _simulated(seed, shape, plan(seed, shape.kinds) if faults is None else faults)
 
 
-def simulate_agents(
-    seed: int, *, config: Config | None = None, faults: Sequence[Fault] | None = None
-) -> SeedReport:
+def simulate_agents(seed: int, *, config: Config | None = None) -> SeedReport:
     """Run a seed's run whose rollouts are episodes to its end, as `simulate` does its other run."""
     shape = drawn_agents(seed)
-    faults = agents_plan(seed, shape.kinds) if faults is None else faults
+    faults = agents_plan(seed, shape.kinds)
     return _simulated(seed, shape if config is None else shape._replace(config=config), faults)
 
 

@@ -194,7 +194,6 @@ def forecast(
     hours: float,
     *,
     say: Callable[[float], object] = lambda share: None,
-    grain: int | None = None,
     part: int | None = None,
     effort: Effort = QUICK,
     halted: Callable[[], bool] = lambda: False,
@@ -210,7 +209,7 @@ def forecast(
             f"rollout.lent_actors is {config.rollout.lent_actors}, and of the cluster's engines "
             f"(--engines: {cluster.engines}) one at least needs devices of its own: lower it."
         )
-    grain = grain or grain_of(config)
+    grain = grain_of(config)
     part = part or part_for(config, cluster.engines, effort)
     own = _part_of(config, cluster.engines, part)
     trainers = cluster.trainers * own.rollout.actors / cluster.engines

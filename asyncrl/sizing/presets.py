@@ -74,19 +74,21 @@ MODELS = {
 fitted to one published row (NeMo-RL 0.8, one step off: 152 s); H200 as H100; B200 1.76 times as
 fast (Megatron-Bridge, 9,299 tokens/s for 5,275, FP8); MI300X derived as for dense models."""
 
+PROMPT = 256
+"""Tokens of a prompt."""
 PRESETS = tuple(f"{device}-{model}" for device in DEVICES for model in MODELS)
 
 
-def preset(name: str, config: Config, *, prompt: int = 256) -> ClusterModel:
+def preset(name: str, config: Config) -> ClusterModel:
     """The models of a preset, for responses of this run. Raises KeyError for a name that is not in
     `PRESETS`."""
     device_name, _, model_name = name.partition("-")
     device, model = DEVICES[device_name], MODELS[model_name]
     mean = max(1.0, LENGTH * config.rollout.max_new_tokens)
-    engine = engine_of(device, model, context=prompt + mean / 2)
+    engine = engine_of(device, model, context=PROMPT + mean / 2)
     return ClusterModel(
         engine=engine,
-        length=LengthModel(mean=mean, sigma=0.8, prompt=prompt),
+        length=LengthModel(mean=mean, sigma=0.8, prompt=PROMPT),
         trainer=TrainerModel(token_us=token_us(device_name, model), step_s=2.0),
         network=NetworkModel(
             publication_s=1.0,

@@ -58,6 +58,7 @@ from asyncrl.training.stored_state import (
     OF_ADAPTERS,
     TENSORS,
     StoredPart,
+    StoredRows,
     StoredState,
     read_state,
     whole_of,
@@ -257,18 +258,7 @@ def restore_state(state: StoredState, learner: Learner) -> None:
             f"training cannot resume from {path}, because its {TENSORS} is of a model of another "
             "type or size"
         )
-    moments_of: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        key, _, parameter = name.partition("/")
-        shape = parameters[parameter].shape if parameter in parameters else None
-        if shape is None or (tensor.shape and tensor.shape not in (shape, scales_shape(shape))):
-            raise CheckpointError(
-                f"training cannot resume from {path}, because its {TENSORS} is of another model "
-                f"({parameter})"
-            )
-        moments_of.setdefault(parameter, {})[key] = (
-            rank.sharded(tensor, like=parameters[parameter]) if tensor.shape else whole_of(tensor)
-        )
+    moments_of = _moments(path, tensors, parameters, rank)
     try:
         if learner.proximal_logprobs:
             learner.proximal_logprobs.restore(proximal)
@@ -290,6 +280,26 @@ def restore_state(state: StoredState, learner: Learner) -> None:
         learner.optimizer.state[parameters[parameter]] = moments
     learner.version = scalars.version
     torch.set_rng_state(whole_of(generator))
+
+
+def _moments(
+    path: Path, tensors: Mapping[str, StoredRows], parameters: Mapping[str, Tensor], rank: Rank
+) -> dict[str, dict[str, Tensor]]:
+    """The optimizer's state of each parameter, of this rank. Raises CheckpointError for tensors of
+    other parameters."""
+    moments_of: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        key, _, parameter = name.partition("/")
+        shape = parameters[parameter].shape if parameter in parameters else None
+        if shape is None or (tensor.shape and tensor.shape not in (shape, scales_shape(shape))):
+            raise CheckpointError(
+                f"training cannot resume from {path}, because its {TENSORS} is of another model "
+                f"({parameter})"
+            )
+        moments_of.setdefault(parameter, {})[key] = (
+            rank.sharded(tensor, like=parameters[parameter]) if tensor.shape else whole_of(tensor)
+        )
+    return moments_of
 
 
 def _state(learner: Learner, staging: Staging) -> dict[str, StoredPart]:

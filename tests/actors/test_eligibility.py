@@ -17,7 +17,7 @@ from asyncrl.config import Config
 from asyncrl.experience import events as e
 from asyncrl.experience.episode import Turn
 from asyncrl.experience.experience import Experience
-from asyncrl.experience.rollout import Group
+from asyncrl.experience.group import Group
 from asyncrl.messages import Scored
 
 

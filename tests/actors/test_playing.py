@@ -16,12 +16,13 @@ from scripted_parts import MemoryLog
 from scripted_world import configured
 from trio.testing import MockClock
 
+from asyncrl.actors.coordinator.attempts import PlayingLimits
 from asyncrl.actors.coordinator.engine_pool import EngineHandle, EnginePool
 from asyncrl.actors.coordinator.episode_placement import EpisodePlacement
 from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.actors.coordinator.leases import LeaseTable
 from asyncrl.actors.coordinator.peers import Peer, Roster
-from asyncrl.actors.coordinator.playing import Playing, PlayingLimits
+from asyncrl.actors.coordinator.playing import Playing
 from asyncrl.actors.coordinator.reclaiming import Reclaiming, completed
 from asyncrl.experience import events as e
 from asyncrl.experience.call import RolloutStatus

@@ -14,7 +14,7 @@ from scripted_world import ScriptedWorld, configured
 from asyncrl.actors.coordinator.admission import SAMPLED
 from asyncrl.actors.coordinator.collect_status import collect_update
 from asyncrl.experience import events as e
-from asyncrl.experience.rollout import Group
+from asyncrl.experience.group import Group
 from asyncrl.messages import Lease, Leases, Message, NoVerdict, Scored, Split, Verdict
 from asyncrl.simulation.observer import WorldObserver
 

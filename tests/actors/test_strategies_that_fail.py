@@ -21,7 +21,7 @@ from asyncrl.config.errors import input_error
 from asyncrl.config.strategies import StrategyError
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
-from asyncrl.experience.rollout import Group
+from asyncrl.experience.group import Group
 from asyncrl.messages import Scored, Split
 
 

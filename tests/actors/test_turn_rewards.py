@@ -15,9 +15,10 @@ from asyncrl.actors.coordinator.sequences import of_replayed, of_rollout
 from asyncrl.experience import events as e
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.episode import Strand, Turn
+from asyncrl.experience.group import Group
 from asyncrl.experience.group_facts import GroupFacts
 from asyncrl.experience.replay_buffer import ReplayBuffer, ReplayGroup
-from asyncrl.experience.rollout import Group, Rollout
+from asyncrl.experience.rollout import Rollout
 from asyncrl.messages import ERROR_TOKEN, Scored, Span
 from asyncrl.staleness.loss_mask import loss_mask
 

@@ -7,16 +7,9 @@ import pytest
 
 from asyncrl.config import load
 from asyncrl.config.chunk_tokens import chunk_tokens
-from asyncrl.config.derived import (
-    EVENT_BYTES,
-    LOG_BYTES,
-    derived,
-    journal_bytes,
-    queue_bytes,
-    size,
-    steps,
-)
+from asyncrl.config.derived import derived, size
 from asyncrl.config.flow import admission_policy
+from asyncrl.config.journal_size import EVENT_BYTES, LOG_BYTES, journal_bytes, queue_bytes, steps
 from asyncrl.experience import events as e
 from asyncrl.journal.sqlite import WAL_BYTES
 from asyncrl.messages import Scored

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config import Config, ConfigError, load
-from asyncrl.config.derived import derived, steps
+from asyncrl.config.derived import derived
+from asyncrl.config.journal_size import steps
 from asyncrl.config.load import read, write
 from asyncrl.config.mix import each, held_out_size, members, shares, trained_size
 

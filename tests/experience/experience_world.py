@@ -17,8 +17,9 @@ from asyncrl.experience import events as e
 from asyncrl.experience.call import Call, ImpossibleEvent, RolloutStatus
 from asyncrl.experience.episode import AgentCall, Episode
 from asyncrl.experience.experience import Experience
+from asyncrl.experience.group import Group
 from asyncrl.experience.recovery import recovered
-from asyncrl.experience.rollout import Group, Rollout
+from asyncrl.experience.rollout import Rollout
 from asyncrl.experience.snapshot import Snapshot
 from asyncrl.messages import ForeignAnswer, NoVerdict, Scored
 from asyncrl.staleness.lag import fresh_mask

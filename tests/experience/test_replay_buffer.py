@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.experience.call import ImpossibleEvent, RolloutStatus
+from asyncrl.experience.group import Group
 from asyncrl.experience.replay_buffer import ReplayBuffer
-from asyncrl.experience.rollout import Group, Rollout
+from asyncrl.experience.rollout import Rollout
 from asyncrl.messages import NoVerdict, Scored, Span, Verdict
 
 

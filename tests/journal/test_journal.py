@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from asyncrl import journal
 from asyncrl.config import load
-from asyncrl.config.derived import LOG_BYTES, journal_bytes
+from asyncrl.config.journal_size import LOG_BYTES, journal_bytes
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience, fold
 from asyncrl.files import held_bytes

@@ -29,7 +29,8 @@ from safetensors.numpy import save_file
 
 from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.config import Config, ConfigError, load, read, write
-from asyncrl.config.derived import PROGRAMS, derived, steps
+from asyncrl.config.derived import PROGRAMS, derived
+from asyncrl.config.journal_size import steps
 from asyncrl.config.schema import TaskConfig
 from asyncrl.explain.curve import line_of
 from asyncrl.explain.run_files import RunFiles

@@ -17,7 +17,8 @@ from asyncrl.simulation.checker.event_checks import CHECKS
 from asyncrl.simulation.command import Tally, tally
 from asyncrl.simulation.faults import agents_plan, crowded
 from asyncrl.simulation.run import simulate_agents
-from asyncrl.simulation.shapes import OF_AGENTS, drawn, drawn_agents
+from asyncrl.simulation.shapes import drawn, drawn_agents
+from asyncrl.simulation.themes import OF_AGENTS
 
 SHARES = [range(2), range(2, 5), *(range(start, start + 5) for start in range(5, 100, 5))]
 FIRST, OF_CI, OF_SOAK = SHARES[0], SHARES[1:6], SHARES[6:]

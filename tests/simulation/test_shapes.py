@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from asyncrl.config.losses import updates
-from asyncrl.simulation.shapes import THEMES, configured, drawn
+from asyncrl.simulation.shapes import configured, drawn
+from asyncrl.simulation.themes import THEMES
 
 
 def test_a_shape_is_the_seeds_alone() -> None:

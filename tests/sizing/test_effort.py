@@ -16,6 +16,7 @@ import pytest
 
 from asyncrl import cli
 from asyncrl.config import Config, ConfigError, write
+from asyncrl.exit_status import INTERRUPTED
 from asyncrl.sizing import sizing_command
 from asyncrl.sizing.cluster_models import (
     ClusterModel,
@@ -87,7 +88,7 @@ def test_what_was_simulated_until_the_user_ended_it_is_a_forecast(
 
     monkeypatch.setattr(sizing_command, "halting", soon)
     argv = ["simulate", str(toml), "--models", "h100-1.5b", "--engines", "2", "--hours", "9"]
-    assert cli.main([*argv, "--price", "2"]) == cli.INTERRUPTED
+    assert cli.main([*argv, "--price", "2"]) == INTERRUPTED
     said = capsys.readouterr().out
     assert "ended by Ctrl-C" in said and "preset h100-1.5b" in said and "device-hours, " in said
     with pytest.raises(ConfigError, match="let it go on"):

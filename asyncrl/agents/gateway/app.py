@@ -39,11 +39,11 @@ from asyncrl.agents.gateway.call_routes import HANDLERS, CallRoutes, Handler, se
 from asyncrl.agents.gateway.capability import Right, has_right
 from asyncrl.agents.gateway.dialects.every_dialect import every_dialect
 from asyncrl.agents.gateway.errors import GatewayError
-from asyncrl.agents.gateway.forwarding import OtherModels
 from asyncrl.agents.gateway.game_routes import GameRoutes
 from asyncrl.agents.gateway.gateway import Gateway
 from asyncrl.agents.gateway.offers import Offers
 from asyncrl.agents.gateway.openings import Openings
+from asyncrl.agents.gateway.other_call import OtherModels
 from asyncrl.agents.gateway.played_sessions import PlayedSessions
 from asyncrl.agents.gateway.seats import Seats
 from asyncrl.sandbox.opened import NoteError

@@ -31,7 +31,6 @@ from asyncrl.agents.call_role import ROLE_HEADER
 from asyncrl.agents.gateway.dialects.every_dialect import error_body
 from asyncrl.agents.gateway.dialects.parameters import MESSAGES, named, role_of, shown
 from asyncrl.agents.gateway.errors import GatewayError, bad
-from asyncrl.agents.gateway.forwarding import OtherAnswer, OtherModels
 from asyncrl.agents.gateway.gateway import FULL, Gateway
 from asyncrl.agents.gateway.inner_call import (
     AnswerFacts,
@@ -41,6 +40,7 @@ from asyncrl.agents.gateway.inner_call import (
     ModelCall,
     SampledChoice,
 )
+from asyncrl.agents.gateway.other_call import OtherAnswer, OtherCall, OtherModels
 from asyncrl.agents.gateway.played_session import PlayedSession
 from asyncrl.agents.gateway.played_sessions import PlayedSessions
 from asyncrl.agents.gateway.prompt_reader import Prompt
@@ -126,6 +126,7 @@ class CallRoutes:
         if model not in self._others.names:
             self._others.refuse(model)
             return False
+        call = OtherCall(model, path, request.headers, body)
         answer: OtherAnswer | None = None
         failed: GatewayError | None = None
 
@@ -137,7 +138,7 @@ class CallRoutes:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(leave)
                 try:
-                    answer = await self._others.answer(session, path, request.headers, body, model)
+                    answer = await self._others.answer(session, call)
                 except GatewayError as error:
                     failed = error
                 nursery.cancel_scope.cancel()

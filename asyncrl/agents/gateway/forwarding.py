@@ -10,79 +10,30 @@ makes the same call, gets the same answer. The n-th of equal calls gets the n-th
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Protocol
 
 import httpx2
 import msgspec
 import trio
 
 from asyncrl.agents.gateway.errors import GatewayError
+from asyncrl.agents.gateway.other_call import ANSWER_BYTES, OtherAnswer, OtherCall
 from asyncrl.agents.gateway.played_session import PlayedSession
 from asyncrl.config.api_keys import hidden
 from asyncrl.config.schema.other_models import OtherModel
 from asyncrl.escape import escaped
 from asyncrl.runtime.ipc.waits import WaitExpired, Waits
 
-ANSWER_BYTES = 2**20
-"""Bytes of an answer, at most."""
 IDLE_S = 4.0
 """Seconds after which an idle connection is not used again: servers close one after 5 s or more."""
 NOTE = "asyncrl/model/"
 """Start of the names under which answers are noted."""
 _SAID = 300
-_PASSED = ("anthropic-version", "anthropic-beta")
-"""Headers of a call that are passed on."""
 _WARNINGS = 64
 
 logger = logging.getLogger(__name__)
-
-
-class OtherAnswer(msgspec.Struct, frozen=True):
-    """An answer: its type by the header, its text, and its status."""
-
-    type: str
-    body: str
-    status: int = 200
-
-
-class OtherModels(Protocol):
-    """Models that agents call through a gateway and that its run does not train."""
-
-    @property
-    def names(self) -> list[str]:
-        """The names that are forwarded."""
-        ...
-
-    def refuse(self, model: str) -> None:
-        """Raise GatewayError for a model that is neither forwarded nor trained."""
-        ...
-
-    async def answer(
-        self,
-        session: PlayedSession,
-        path: str,
-        headers: Mapping[str, str],
-        body: bytes,
-        model: str,
-    ) -> OtherAnswer:
-        """The answer to a call of `model` at a dialect's `path`. Raises GatewayError."""
-        ...
-
-
-class _NamesModel(msgspec.Struct):
-    model: str
-
-
-def model_of(body: bytes) -> str:
-    """The model that a call names; empty where its dialect must say what is wrong with it."""
-    try:
-        return msgspec.json.decode(body, type=_NamesModel).model
-    except (msgspec.DecodeError, RecursionError, ValueError):
-        return ""
 
 
 class Forwarding:
@@ -108,22 +59,14 @@ class Forwarding:
     def refuse(self, model: str) -> None:
         """Any other name is the trained model's."""
 
-    async def answer(
-        self,
-        session: PlayedSession,
-        path: str,
-        headers: Mapping[str, str],
-        body: bytes,
-        model: str,
-    ) -> OtherAnswer:
-        """The answer to a call of `model` at a dialect's `path`, which may be that of an earlier
-        attempt. Raises GatewayError."""
-        asked = hashlib.sha256(msgspec.msgpack.encode([path, model, body])).hexdigest()
+    async def answer(self, session: PlayedSession, call: OtherCall) -> OtherAnswer:
+        """The answer to a call, which may be that of an earlier attempt. Raises GatewayError."""
+        model, asked = call.model, call.digest
         with session.other_call(asked) as number:
             name = f"{NOTE}{asked}/{number}"
             if (noted := session.noted(name)) is not None:
                 return msgspec.json.decode(noted, type=OtherAnswer)
-            answer = await self._asked(model, path, headers, body, session.name)
+            answer = await self._asked(call, session.name)
             if session.has_room(note := msgspec.json.encode(answer)):
                 session.note(name, note)
             else:
@@ -134,14 +77,13 @@ class Forwarding:
                 )
             return answer
 
-    async def _asked(
-        self, model: str, path: str, headers: Mapping[str, str], body: bytes, session: str
-    ) -> OtherAnswer:
+    async def _asked(self, call: OtherCall, session: str) -> OtherAnswer:
+        model = call.model
         timeout_s = self._models[model][0].timeout_s
         try:
             with self._waits.on("another model", owner=f"session {session}", deadline_s=timeout_s):
                 async with self._places[model]:
-                    return await self._sent(model, path, headers, body)
+                    return await self._sent(call)
         except WaitExpired:
             why = f"no answer within {timeout_s:g} s (timeout_s)"
             raise self._failed(model, 504, why) from None
@@ -151,17 +93,12 @@ class Forwarding:
         except httpx2.InvalidURL:
             raise self._failed(model, 502, "its url cannot be asked") from None
 
-    async def _sent(
-        self, model: str, path: str, headers: Mapping[str, str], body: bytes
-    ) -> OtherAnswer:
+    async def _sent(self, call: OtherCall) -> OtherAnswer:
+        model = call.model
         other, key = self._models[model]
-        passed = {name: headers[name] for name in _PASSED if name in headers}
-        sent = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        sent["model"] = msgspec.Raw(msgspec.json.encode(other.model or model))
-        content = msgspec.json.encode(sent)
-        url = other.url.rstrip("/") + path
+        url, content = other.url.rstrip("/") + call.path, call.content(other.model or model)
         async with self._clients[model].stream(
-            "POST", url, content=content, headers=passed
+            "POST", url, content=content, headers=call.passed()
         ) as response:
             reply = await _bounded(response)
         if reply is None:

@@ -6,21 +6,17 @@ answers are noted, for an attempt that finds that its run has ended the game.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
-
 import httpx2
 import msgspec
 
 from asyncrl.agents.call_role import ROLE_HEADER
 from asyncrl.agents.gateway.errors import GatewayError
-from asyncrl.agents.gateway.forwarding import ANSWER_BYTES, OtherAnswer
 from asyncrl.agents.gateway.game_table import GuestSeat, answer_note
+from asyncrl.agents.gateway.other_call import ANSWER_BYTES, OtherAnswer, OtherCall
 from asyncrl.agents.gateway.played_session import PlayedSession
 from asyncrl.config.schema.other_models import TRAINED
 from asyncrl.runtime.ipc.waits import WaitExpired, Waits
 
-_PASSED = ("anthropic-version", "anthropic-beta", ROLE_HEADER)
 _GRACE_S = 60.0
 """Seconds beyond those of a call, in which the other run's gateway says that it took too long."""
 
@@ -56,19 +52,12 @@ class PolicyCalls:
                 param="model",
             )
 
-    async def answer(
-        self,
-        session: PlayedSession,
-        path: str,
-        headers: Mapping[str, str],
-        body: bytes,
-        model: str,
-    ) -> OtherAnswer:
-        """The answer of a policy to a call at a dialect's `path`. Raises GatewayError."""
+    async def answer(self, session: PlayedSession, call: OtherCall) -> OtherAnswer:
+        """The answer of a policy to a call. Raises GatewayError."""
         table, attempt = session.table, session.play.attempt
         if table is None:
             raise GatewayError(404, "no_game", "this session is of no game")
-        asked = hashlib.sha256(msgspec.msgpack.encode([path, model, body])).hexdigest()
+        model, asked = call.model, call.digest
         with session.other_call(asked) as number:
             if (seat := table.seats.get(model)) is None:
                 assert table.outcome is not None, "a guest has a seat, or has ended"
@@ -82,22 +71,18 @@ class PolicyCalls:
                     )
                 return msgspec.json.decode(noted, type=OtherAnswer)
             with session.paused():
-                answer = await self._asked(model, seat, path, headers, body)
+                answer = await self._asked(seat, call)
             if answer.status == 200:
                 session.note(answer_note(attempt, asked, number), msgspec.json.encode(answer))
             return answer
 
-    async def _asked(
-        self, model: str, seat: GuestSeat, path: str, headers: Mapping[str, str], body: bytes
-    ) -> OtherAnswer:
-        passed = {name: headers[name] for name in _PASSED if name in headers}
+    async def _asked(self, seat: GuestSeat, call: OtherCall) -> OtherAnswer:
+        model = call.model
         keyed = {
-            **passed,
+            **call.passed(ROLE_HEADER),
             "authorization": f"Bearer {seat.api_key}",
             "content-type": "application/json",
         }
-        sent = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        sent["model"] = msgspec.Raw(msgspec.json.encode(TRAINED))
         try:
             with self._waits.on(
                 f"the policy {model}",
@@ -105,7 +90,7 @@ class PolicyCalls:
                 deadline_s=self._call_s + _GRACE_S,
             ):
                 response = await self._client.post(
-                    seat.base_url + path, content=msgspec.json.encode(sent), headers=keyed
+                    seat.base_url + call.path, content=call.content(TRAINED), headers=keyed
                 )
         except (WaitExpired, httpx2.HTTPError) as error:
             raise GatewayError(

@@ -17,11 +17,11 @@ import trio
 from asyncrl.agents.gateway.call_images import AttemptImages, CallImages, bare
 from asyncrl.agents.gateway.conversation import Conversation, Messages, Render
 from asyncrl.agents.gateway.errors import GatewayError, bad
-from asyncrl.agents.gateway.forwarding import model_of
 from asyncrl.agents.gateway.gateway_settings import Settings
 from asyncrl.agents.gateway.inner_call import Dialect, ModelCall
 from asyncrl.agents.gateway.known_text import KnownText
 from asyncrl.agents.gateway.model_format import ModelFormat
+from asyncrl.agents.gateway.other_call import model_of
 from asyncrl.agents.gateway.played_session import PlayedSession
 from asyncrl.runtime.ipc.waits import WaitExpired, Waits
 from asyncrl.tasks import TaskError

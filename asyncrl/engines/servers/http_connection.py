@@ -102,8 +102,8 @@ class HttpConnection:
     async def until(
         self, reached: Callable[[], Awaitable[bool]], failed: str, seconds: float
     ) -> None:
-        """Poll until the condition holds. Raises ServerGone after `seconds`, with what it `failed`
-        to do."""
+        """Poll until the condition holds: a server gives no notice. Raises ServerGone after
+        `seconds`, with what it `failed` to do."""
         pause = 0.05
         with trio.move_on_after(seconds):
             while not await reached():

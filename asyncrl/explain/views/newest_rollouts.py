@@ -18,7 +18,8 @@ import msgspec
 from asyncrl.experience import events as e
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.experience.experience import Experience
-from asyncrl.experience.rollout import ENDED, Group
+from asyncrl.experience.group import Group
+from asyncrl.experience.rollout import ENDED
 from asyncrl.explain.views.seen_rollouts import EndOfRollout, SeenRollout, ending, seen
 from asyncrl.journal import JournalReader, state
 

@@ -13,7 +13,8 @@ import msgspec
 
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
-from asyncrl.experience.rollout import Group, Rollout
+from asyncrl.experience.group import Group
+from asyncrl.experience.rollout import Rollout
 from asyncrl.experience.sequence import ID_BYTES
 from asyncrl.explain.views.seen_turns import SeenTurn, calls_of, turns_of
 from asyncrl.messages import Finish, NoVerdict, Scored, Span, Split

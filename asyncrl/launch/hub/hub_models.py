@@ -153,12 +153,12 @@ def model_directory(text: str | Path, doing: Doing = lambda what: None) -> Path:
     return Path(found.directory)
 
 
-def with_directories(config: Config, doing: Doing = lambda what: None) -> Config:
+def with_directories(config: Config) -> Config:
     """The configuration with a directory for each model that it names, downloaded if it is not on
     this machine. Raises ConfigError."""
     for key in MODELS:
         if text := str(lookup(config, key)):
-            config = _replaced(config, key, str(model_directory(text, doing)))
+            config = _replaced(config, key, str(model_directory(text)))
     return config
 
 

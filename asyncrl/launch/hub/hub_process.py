@@ -22,7 +22,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-import httpx2
 import msgspec
 from huggingface_hub import (
     HfApi,
@@ -34,12 +33,6 @@ from huggingface_hub import (
 )
 from huggingface_hub.errors import (
     CachedRepoTreeNotFoundError,
-    FileMetadataError,
-    GatedRepoError,
-    HfHubHTTPError,
-    IncompleteSnapshotError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -47,7 +40,8 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 
 from asyncrl.config.model_names import DEFAULT, OUTLINE, ModelName, is_commit, snapshot_folder
 from asyncrl.escape import escaped
-from asyncrl.files import JSON_BYTES, no_room, read_regular, whole_file, write_whole
+from asyncrl.files import JSON_BYTES, read_regular, whole_file, write_whole
+from asyncrl.launch.hub.hub_faults import HubError, hub_token, is_offline, sentence
 from asyncrl.launch.hub.hub_files import INDEX, WEIGHTS, incomplete, misfit, wanted
 from asyncrl.launch.hub.hub_messages import (
     BytesCame,
@@ -58,7 +52,6 @@ from asyncrl.launch.hub.hub_messages import (
     Reply,
     Request,
 )
-from asyncrl.os_errors import remedy
 from asyncrl.words import size
 
 ASK_S = 10.0
@@ -77,10 +70,6 @@ UNKNOWN = -1
 """Bytes of a file for which a hub lists none."""
 _ETAG = re.compile(r"[A-Za-z0-9_+=-][A-Za-z0-9._+=-]{0,199}")
 _FAULTS = (Exception,)
-
-
-class HubError(Exception):
-    """A model cannot be used; its text follows `key is 'org/name', `."""
 
 
 class _ShardIndex(msgspec.Struct):
@@ -114,7 +103,7 @@ def answer(told: Reply) -> None:
 
 def _refusal(why: str) -> ModelRefused:
     """The answer that the model cannot be used."""
-    if isinstance(token := _token(), str):
+    if isinstance(token := hub_token(), str):
         why = why.replace(token, "…")
     return ModelRefused(escaped(why, 1000))
 
@@ -128,7 +117,7 @@ def _found(ask: FindModel) -> ModelFound:
     if is_commit(revision) and (there := _cached(ask, revision)):
         return there
     try:
-        info = HfApi(token=_token()).model_info(
+        info = HfApi(token=hub_token()).model_info(
             ask.repository, revision=revision, files_metadata=True, timeout=ASK_S
         )
         commit, listed = str(info.sha), _listed(info.siblings)
@@ -150,7 +139,7 @@ def _without_hub(ask: FindModel, revision: str, error: Exception) -> ModelFound:
     has_answered = isinstance(error, RepositoryNotFoundError | RevisionNotFoundError)
     if commit and (there := _cached(ask, commit)):
         note = f"its copy in the cache is used, of commit {commit}"
-        return there if _is_offline() else msgspec.structs.replace(there, note=f"{note}: {why}")
+        return there if is_offline() else msgspec.structs.replace(there, note=f"{note}: {why}")
     if has_answered:
         raise HubError(why)
     part = _snapshot(ask.repository, commit) if commit else None
@@ -248,7 +237,7 @@ def _asked_size(repository: str, commit: str, name: str, count: int) -> int:
     if count != UNKNOWN:
         return count
     url = hf_hub_url(repository, name, revision=commit)
-    return get_hf_file_metadata(url, token=_token(), timeout=ASK_S).size or 0
+    return get_hf_file_metadata(url, token=hub_token(), timeout=ASK_S).size or 0
 
 
 def _known(repository: str, revision: str) -> str:
@@ -310,7 +299,7 @@ def _header(repository: str, commit: str, name: str, count: int) -> bytes:
 
 def _begin(repository: str, commit: str, name: str, count: int) -> bytes:
     """The first bytes of a file, also from a hub that sends all of it when asked for a part."""
-    headers = {**build_hf_headers(token=_token()), "Range": f"bytes=0-{count - 1}"}
+    headers = {**build_hf_headers(token=hub_token()), "Range": f"bytes=0-{count - 1}"}
     headers["Accept-Encoding"] = "identity"
     url, data = hf_hub_url(repository, name, revision=commit), bytearray()
     with get_session().stream("GET", url, headers=headers, timeout=ASK_S) as response:
@@ -346,7 +335,7 @@ def _fetch(repository: str, commit: str, files: Mapping[str, int], *, told: bool
         repository,
         revision=commit,
         allow_patterns=[glob.escape(name) for name in files],
-        token=_token(),
+        token=hub_token(),
         max_workers=WORKERS,
     )
     over.set()
@@ -362,7 +351,7 @@ def _try(repository: str, commit: str, name: str, count: int) -> None:
     """Ask for a file, and compare it with the hub's list, before anything of it is written. The
     library names its files by what a hub answers. Raises HubError."""
     url = hf_hub_url(repository, name, revision=commit)
-    file = get_hf_file_metadata(url, token=_token(), timeout=ASK_S)
+    file = get_hf_file_metadata(url, token=hub_token(), timeout=ASK_S)
     if file.etag is None or not _ETAG.fullmatch(file.etag) or ".." in file.etag:
         raise HubError(f"whose {name} has no tag by which it can be kept: this is no hub of models")
     if file.commit_hash != commit:
@@ -417,76 +406,6 @@ def _sizes(folder: Path) -> Iterator[int]:
 
 
 # --------------------------------------------------------------------------------------- in general
-
-
-def sentence(error: BaseException, repository: str, revision: str = "") -> str:
-    """The fault between this machine and a hub, in words, and its remedy."""
-    hub, host = constants.ENDPOINT, f"the hub {constants.ENDPOINT}"
-    chain = [error]
-    while (behind := chain[-1].__cause__ or chain[-1].__context__) and behind not in chain:
-        chain.append(behind)
-    for one in chain:
-        match one:
-            case OfflineModeIsEnabled():
-                return (
-                    "and HF_HUB_OFFLINE is set: unset it, or give the path of a local Hugging Face "
-                    "model directory"
-                )
-            case GatedRepoError():
-                key = "set HF_TOKEN to a key of that account"
-                return f"which is gated: accept its conditions at {hub}/{repository}, and {key}"
-            case RevisionNotFoundError() if is_commit(revision):
-                return (
-                    f"and neither the cache {constants.HF_HUB_CACHE} nor {host} has this commit of "
-                    "it: name another, or for a run that began with it put back the cache"
-                )
-            case RevisionNotFoundError():
-                return f"and {host} has no revision {revision or DEFAULT!r} of it: name another"
-            case RepositoryNotFoundError():
-                private = "to which HF_TOKEN opens none" if _token() else "and HF_TOKEN is not set"
-                return (
-                    f"which is no directory here, and {host} has no such model, or it is a private "
-                    f"one, {private}: look at the name, or give the path of a local directory"
-                )
-            case HfHubHTTPError():
-                return _refused(one.response.status_code, host)
-            case httpx2.TransportError():
-                why = escaped(str(one) or type(one).__name__, 150)
-                return (
-                    f"and {host} cannot be reached ({why}): connect to it, or give the path of a "
-                    "local Hugging Face model directory"
-                )
-    if full := no_room(error):
-        return f"and {constants.HF_HUB_CACHE} cannot be written ({full.strerror}): {remedy(full)}"
-    if isinstance(error, FileMetadataError | json.JSONDecodeError | UnicodeDecodeError):
-        return f"and {constants.ENDPOINT} is no hub of models: look at HF_ENDPOINT"
-    if isinstance(error, IncompleteSnapshotError | LocalEntryNotFoundError):
-        return f"and {host} does not answer as it should: try again later"
-    words = escaped(str(error).partition("\n")[0].rstrip("."), 200) or type(error).__name__
-    if isinstance(error, OSError) and error.errno:
-        where = error.filename or constants.HF_HUB_CACHE
-        todo = "set HF_HOME to a directory that you can write"
-        return f"and {where} cannot be used ({error.strerror}): {todo}"
-    return f"and {host} does not answer as it should ({words}): try again"
-
-
-def _refused(status: int, host: str) -> str:
-    """An answer with an HTTP status that tells of an error."""
-    if status in (401, 403):
-        return f"and {host} refuses it (status {status}): set HF_TOKEN to a key that may read it"
-    if status == 429:
-        return f"and {host} answers too many requests (status 429): wait, or set HF_TOKEN"
-    return f"and {host} answers with status {status}: try again later, or give a local directory"
-
-
-def _is_offline() -> bool:
-    return bool(constants.is_offline_mode())
-
-
-def _token() -> str | bool:
-    """The key of the environment; False, so that the library looks nowhere else, if there is
-    none."""
-    return os.environ.get("HF_TOKEN", "").strip() or False
 
 
 def _storage(repository: str) -> Path:

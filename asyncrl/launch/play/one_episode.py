@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actors.coordinator.playing import over_budget
+from asyncrl.actors.coordinator.attempts import over_budget
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.messages import Ask, Enough, Finish, Play, Reply
 

@@ -7,8 +7,8 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable
 
+from asyncrl.actors.coordinator.attempts import PlayingLimits
 from asyncrl.actors.coordinator.event_store import EventStore
-from asyncrl.actors.coordinator.playing import PlayingLimits
 from asyncrl.actors.coordinator.prompts import PromptSource
 from asyncrl.config import Config
 from asyncrl.experience import events as e

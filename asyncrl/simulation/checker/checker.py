@@ -9,8 +9,6 @@ was really given, and what engines with those weights really sample.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import combinations
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,24 +23,17 @@ from asyncrl.config.engines import capabilities
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.snapshot import Snapshot
-from asyncrl.messages import (
-    Chunks,
-    Message,
-    MicroBatch,
-    Play,
-    Sample,
-    StatusUpdate,
-    Stepped,
-)
+from asyncrl.messages import Chunks, Message, MicroBatch, Play, Sample, StatusUpdate, Stepped
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.simulation import policy
 from asyncrl.simulation.checker.checked_run import CheckedRun
+from asyncrl.simulation.checker.evaluation_witness import EvaluationWitness
 from asyncrl.simulation.checker.event_checks import CHECKS
 from asyncrl.simulation.checker.lease_witness import LeaseWitness
 from asyncrl.simulation.checker.lending_witness import LendingWitness
 from asyncrl.simulation.checker.publication_witness import FAILURES, PublicationWitness
+from asyncrl.simulation.checker.reference_recovery import gone_on
 from asyncrl.simulation.checker.reference_rollouts import ReferenceCall
-from asyncrl.simulation.checker.reference_state import gone_on
 from asyncrl.simulation.checker.schedule_witness import ScheduleWitness
 from asyncrl.simulation.checker.score_witness import ScoreWitness
 from asyncrl.simulation.checker.state_comparison import compare, compare_all, compare_shell
@@ -84,8 +75,7 @@ class Checker(CheckedRun):
         self._keeps = capabilities(config.engine.kind).keeps_versions
         self._filtered = 0  # units without a signal in a row
         self._signals = 0  # complete groups when this life began
-        self._evaluated: set[int | None] = set()  # versions whose accuracy this life began with
-        self._mixed: set[int | None] = set()  # versions evaluated by answers of later ones, too
+        self.evaluations = EvaluationWitness(self)
         self._heard: dict[str, float] = {}  # when each start said anything last
         self._wrong: set[str] = set()  # starts that received other weights than were sent
         self._witnesses()
@@ -109,7 +99,7 @@ class Checker(CheckedRun):
         evaluated: Collection[int] = (),
     ) -> None:
         self._dead = False
-        self._evaluated = set(evaluated)
+        self.evaluations.begin(evaluated)
         self.lost_tail += len(self.events) - last
         del self.events[last:]
         self.here = set()
@@ -169,81 +159,7 @@ class Checker(CheckedRun):
     def on_status(self, update: StatusUpdate) -> None:
         lag = update.lag_max
         self.hold("ledger", lag <= self.max_lag, "the display shows a lag of {}", lag)
-        weights = self.weights_of("evaluation", update.accuracy_version)
-        mixed = update.accuracy_version in self._mixed
-        self.hold(
-            "evaluation",
-            mixed or bool(self.config.agent.run) or "mixed" not in update.evaluated,
-            "answers of version {} are said to be mixed, and are not",
-            update.accuracy_version,
-        )
-        exact = not (
-            mixed or self.refused or self.reference.buried["evaluation"] or self.config.agent.run
-        )
-        if weights is not None and exact:
-            held_out = [self.prompts.ids("evaluation", n) for n in self.prompts.evaluation_items()]
-            due = policy.accuracy(
-                weights, held_out, self.config.rollout.max_new_tokens, self.rewards
-            )
-            self.hold(
-                "evaluation",
-                update.accuracy == due,
-                "version {} is said to be right in {:g}, and is in {:g} of all answers",
-                update.accuracy_version,
-                update.accuracy,
-                due,
-            )
-            figures = self._figures(weights, held_out)
-            self.hold(
-                "evaluation",
-                update.evaluated.keys() == figures.keys()
-                and all(abs(update.evaluated[name] - figures[name]) < 1e-9 for name in figures),
-                "version {} is said to have {}, and has {}",
-                update.accuracy_version,
-                update.evaluated,
-                figures,
-            )
-
-    def _figures(self, weights: int, held_out: Sequence[bytes]) -> dict[str, float]:
-        """avg@n and pass@k of these weights, counted: over every choice of k samples."""
-        samples, ks = self.config.evaluation.samples, self.config.evaluation.pass_at
-        right = [
-            [
-                policy.answers_rightly(
-                    weights,
-                    self.sample_draws(prompt, prompt_index, sample),
-                    prompt_index,
-                    self.config.rollout.max_new_tokens,
-                    self.rewards,
-                )
-                for sample in range(samples)
-            ]
-            for prompt_index, prompt in enumerate(held_out)
-        ]
-        figures: dict[str, float] = {}
-        first = 0
-        for label, size in [("", len(held_out)), *self._held_out_sizes().items()]:
-            end = first + size
-            if label and size:
-                figures[f"accuracy/{label}"] = policy.accuracy(
-                    weights, held_out[:end], self.config.rollout.max_new_tokens, self.rewards, first
-                )
-            suffix = f"/{label}" if label else ""
-            if samples and size:
-                figures[f"avg@{samples}{suffix}"] = fmean(map(fmean, right[first:end]))
-            for k in ks if size else ():
-                figures[f"pass@{k}{suffix}"] = fmean(
-                    any(chosen)
-                    for of_prompt in right[first:end]
-                    for chosen in combinations(of_prompt, k)
-                )
-            first = end if label else 0
-        return figures
-
-    def _held_out_sizes(self) -> dict[str, int]:
-        """Held-out prompts of each of several tasks."""
-        task = self.config.task
-        return {label: table.get("eval_size", task.eval_size) for label, table in task.mix.items()}
+        self.evaluations.shown(update)
 
     def on_keep(self, version: int) -> None:
         if self._dead:
@@ -393,19 +309,10 @@ class Checker(CheckedRun):
     def _dropped(self, event: e.Dropped) -> None:
         group = self.reference.groups[event.group]
         self._filtered += event.reason in SIGNALLESS
-        members = self.reference.members(group)
         for call in self.reference.calls():
             if call.holder and call.group is group:
                 self.leases.ended(call, event.reason, failed=False)
-        # its last answers may be lost where its accuracy, which is written before them, is not
-        version = group.admitted_version if group.event.version is None else group.event.version
-        if event.reason == "evaluation" and any(
-            sampled_by != version for seen in members for sampled_by in seen.versions
-        ):
-            self._mixed.add(version)
-        known = version in self._evaluated
-        unjudged = any(seen.verdict is None for seen in members)
-        if group.event.split == "evaluation" and unjudged and not known:
+        if self.evaluations.dropped(event, group):
             self.schedule.given_up()
 
     def _call_of(self, event: e.AnyEvent) -> ReferenceCall | None:

@@ -8,13 +8,10 @@ it: it is compared with what was written down by then of its attempt, over or no
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
-import numpy as np
-
-from asyncrl.actors.coordinator.playing import PlayingLimits
+from asyncrl.actors.coordinator.attempts import PlayingLimits
 from asyncrl.experience import events as e
 from asyncrl.messages import (
     Ask,
@@ -28,14 +25,16 @@ from asyncrl.messages import (
     Reply,
     StopPlaying,
 )
+from asyncrl.simulation.checker.attempt_witness import (
+    Asked,
+    AttemptWitness,
+    CallWitness,
+    tokens_needed,
+)
 from asyncrl.simulation.checker.branch_checks import ends_of
 from asyncrl.simulation.checker.call_checks import check_whole
-from asyncrl.simulation.checker.reference_rollouts import ReferenceAgentCall, ReferenceEpisode
+from asyncrl.simulation.checker.reference_rollouts import ReferenceEpisode
 from asyncrl.simulation.checker.reference_state import ReferenceState
-
-Asked = tuple[bytes, int, float, int]
-"""Context of a call, the tokens that its agent asked for, its temperature, and its place among
-equal ones."""
 
 
 class _EpisodesRun(Protocol):
@@ -48,33 +47,6 @@ class _EpisodesRun(Protocol):
     def violated(
         self, invariant: str, sentence: str, cause: BaseException | None = None
     ) -> None: ...
-
-
-@dataclass
-class _AttemptWitness:
-    """One attempt, over or not: who played it, the notes that it began with, its calls, in its own
-    order (None of one that was refused), the tokens of each answer that were sent, the answers
-    that have ended, and those of which it had enough."""
-
-    holder: str
-    notes: dict[str, bytes]
-    calls: list[int | None] = field(default_factory=list)
-    said: dict[int, int] = field(default_factory=dict)
-    closed: set[int] = field(default_factory=set)
-    enough: set[int] = field(default_factory=set)
-
-
-@dataclass
-class _CallWitness:
-    """All tokens that were ever sampled of a call, and the ends that its answer had: how many
-    tokens, and by what, empty where it was cut. `spent`: the attempts that had it cut at the
-    episode's budget."""
-
-    ids: bytearray = field(default_factory=bytearray)
-    behaviour: bytearray = field(default_factory=bytearray)
-    versions: list[int] = field(default_factory=list)
-    ends: list[tuple[int, str]] = field(default_factory=list)
-    spent: set[int] = field(default_factory=set)
 
 
 class EpisodeWitness:
@@ -104,9 +76,9 @@ class EpisodeWitness:
         self._refusable = True  # the call that it is asked for
         # of attempts whose agents have ended: why they failed, and the answers they did not want
         self._ends: dict[tuple[int, int], tuple[str, Collection[int]]] = {}
-        self._attempts: dict[tuple[int, int], _AttemptWitness] = {}
+        self._attempts: dict[tuple[int, int], AttemptWitness] = {}
         self._sampled = {
-            call.id: _CallWitness(
+            call.id: CallWitness(
                 bytearray(call.ids),
                 bytearray(call.behaviour),
                 list(call.versions),
@@ -354,7 +326,7 @@ class EpisodeWitness:
             event.holder,
             busy,
         )
-        attempt = _AttemptWitness(event.holder, dict(episode.notes))
+        attempt = AttemptWitness(event.holder, dict(episode.notes))
         self._attempts[event.rollout, event.attempt] = attempt
 
     def _ask(self, event: e.Called | e.Reused) -> tuple[ReferenceEpisode, Ask, Asked]:
@@ -423,7 +395,7 @@ class EpisodeWitness:
             event.call,
         )
         self._asked[event.call] = asked
-        self._sampled[event.call] = _CallWitness()
+        self._sampled[event.call] = CallWitness()
         calls[-1] = event.call
         if self._steady and not any(call.buried for call in episode.calls.values()):
             left = [call.id for call in episode.calls.values() if not call.used]
@@ -468,7 +440,7 @@ class EpisodeWitness:
                 episode.budget,
             )
             return
-        least, most = _enough(episode, call, message.tokens)
+        least, most = tokens_needed(episode, call, message.tokens)
         self._run.hold(
             "unused",
             least <= event.tokens <= most and call.used and not call.holder,
@@ -535,23 +507,3 @@ class EpisodeWitness:
         ends = ends_of(turns) if split == "train" else []
         lacking = (call for call in ends if call.id not in episode.rewards and call.finish)
         return len(ends) > 1 and any(lacking)
-
-
-def _enough(episode: ReferenceEpisode, call: ReferenceAgentCall, tokens: int) -> tuple[int, int]:
-    """The fewest and the most tokens of a call that are kept where its agent needs so many: those,
-    and what the contexts of others share with it."""
-    shared = [
-        len(_common(call.path, other.context)) - len(call.context)
-        for other in episode.calls.values()
-        if other is not call
-    ]
-    sampled = len(call.versions)
-    return min(sampled, tokens), min(sampled, max([tokens, *(n // 4 for n in shared)]))
-
-
-def _common(one: bytes, other: bytes) -> bytes:
-    """The tokens that two texts begin with alike."""
-    size = min(len(one), len(other)) // 4
-    a, b = np.frombuffer(one[: 4 * size], np.int32), np.frombuffer(other[: 4 * size], np.int32)
-    differ = np.flatnonzero(a != b)
-    return one[: 4 * int(differ[0] if len(differ) else size)]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 from asyncrl.experience import events as e
+from asyncrl.simulation.checker import end_checks as ends
 from asyncrl.simulation.checker import fork_checks as forks
 from asyncrl.simulation.checker import generation_checks as generation
 from asyncrl.simulation.checker import growth_checks as growth
@@ -32,11 +33,11 @@ CHECKS: dict[type, Callable[[CheckedRun, Any], None]] = {
     e.LateTokens: generation.late,
     e.Judged: generation.judged,
     e.Taken: selection.taken,
-    e.Trained: selection.trained,
-    e.StoredForReplay: selection.stored_for_replay,
-    e.Replayed: selection.replayed,
-    e.Discarded: selection.discarded,
-    e.Dropped: selection.dropped,
-    e.Published: selection.published,
-    e.Checkpointed: selection.checkpointed,
+    e.Trained: ends.trained,
+    e.StoredForReplay: ends.stored_for_replay,
+    e.Replayed: ends.replayed,
+    e.Discarded: ends.discarded,
+    e.Dropped: ends.dropped,
+    e.Published: ends.published,
+    e.Checkpointed: ends.checkpointed,
 }

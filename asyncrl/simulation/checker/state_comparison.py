@@ -215,6 +215,32 @@ def compare_all(run: CheckedRun, invariant: str) -> None:
         mine.restarts,
         theirs.restarts,
     )
+    _compare_due(run, invariant)
+    for id in mine.rollouts:
+        _rollout(run, id)
+    run.hold(
+        invariant,
+        +mine.pruning.counts == Counter(theirs.ledger.pruned),
+        "a rule has ended {}, and counted are {}",
+        mine.pruning.counts,
+        theirs.ledger.pruned,
+    )
+    known = len(mine.pruning.judged), mine.pruning.longest
+    longest = {n: seen.longest for n, seen in theirs.history.seen.items() if seen.longest}
+    run.hold(
+        invariant,
+        known == (theirs.history.judged_count, longest),
+        "the beginnings that are known, and the longest right answers, are {}, not {}",
+        known,
+        (theirs.history.judged_count, longest),
+    )
+    compare(run)
+    _audit(run)
+
+
+def _compare_due(run: CheckedRun, invariant: str) -> None:
+    """Compare what is due: to decide, to take, to train."""
+    mine, theirs = run.reference, run.store.experience
     due = {id for _, rollouts in run.prescribed for id in rollouts}
     begun = {
         n for n, group in mine.groups.items() if group.steps or not due.isdisjoint(group.members)
@@ -270,26 +296,6 @@ def compare_all(run: CheckedRun, invariant: str) -> None:
         first and first.event.group,
         oldest and oldest.id,
     )
-    for id in mine.rollouts:
-        _rollout(run, id)
-    run.hold(
-        invariant,
-        +mine.pruning.counts == Counter(theirs.ledger.pruned),
-        "a rule has ended {}, and counted are {}",
-        mine.pruning.counts,
-        theirs.ledger.pruned,
-    )
-    known = len(mine.pruning.judged), mine.pruning.longest
-    longest = {n: seen.longest for n, seen in theirs.history.seen.items() if seen.longest}
-    run.hold(
-        invariant,
-        known == (theirs.history.judged_count, longest),
-        "the beginnings that are known, and the longest right answers, are {}, not {}",
-        known,
-        (theirs.history.judged_count, longest),
-    )
-    compare(run)
-    _audit(run)
 
 
 def _audit(run: CheckedRun) -> None:

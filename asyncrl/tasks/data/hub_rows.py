@@ -105,7 +105,7 @@ def _loaded(path: str) -> Any:
             found = load(datasets, wanted)
             end = time.monotonic() + THREADS_S
             while _threads() > threads and time.monotonic() < end:
-                time.sleep(0.01)  # those of the package end a moment later
+                time.sleep(0.01)  # the package's own, which nobody can join, end a moment later
             return found
         except Exception as error:  # noqa: BLE001  of the package, the network, or files
             errors.append(error)

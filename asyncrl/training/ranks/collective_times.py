@@ -8,7 +8,7 @@ only the number of collectives says something: a rank that hangs has begun fewer
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,9 +30,7 @@ _TIMES = "asyncrl_times"
 class CollectiveTimes:
     """Times of one rank. The thread that computes changes them, and any may read them."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` gives seconds that only grow."""
-        self._clock = clock
+    def __init__(self) -> None:
         self._entered = 0
         self._waited_s = self._work = 0.0
         self._inside = False
@@ -42,7 +40,7 @@ class CollectiveTimes:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Count the block as a collective."""
-        began = self._clock()
+        began = time.monotonic()
         self._entered += 1
         self._inside = True
         try:
@@ -52,7 +50,7 @@ class CollectiveTimes:
             raise
         finally:
             self._inside = False
-            self._waited_s += self._clock() - began
+            self._waited_s += time.monotonic() - began
 
     def given(self, cost: float) -> None:
         """Count work that this rank was given, in the units of `packing.cost`."""

@@ -15,7 +15,8 @@ import trio.testing
 from gateway_world import AnsweringCoordinator, Says, opened, say, scripted, write_chat
 from trio.testing import MockClock
 
-from asyncrl.agents.gateway.forwarding import ANSWER_BYTES, open_forwarding
+from asyncrl.agents.gateway.forwarding import open_forwarding
+from asyncrl.agents.gateway.other_call import ANSWER_BYTES
 from asyncrl.config.schema.other_models import OtherModel
 from asyncrl.messages import Ask, Note
 from asyncrl.runtime.ipc.waits import Waits

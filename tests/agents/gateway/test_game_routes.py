@@ -21,6 +21,7 @@ from asyncrl.agents.gateway.errors import GatewayError
 from asyncrl.agents.gateway.game_table import GameOutcome, GuestSeat, Table, outcome_of
 from asyncrl.agents.gateway.gateway import Gateway
 from asyncrl.agents.gateway.gateway_settings import Settings
+from asyncrl.agents.gateway.other_call import OtherCall
 from asyncrl.agents.gateway.played_session import PlayedSession
 from asyncrl.agents.gateway.played_sessions import PlayedSessions
 from asyncrl.agents.gateway.policy_calls import PolicyCalls
@@ -134,19 +135,20 @@ async def test_what_a_guest_said_before_it_ended_is_said_again() -> None:
         return httpx2.Response(200, json={"said": "hello"})
 
     body = json.dumps({"model": "guest", "messages": []}).encode()
+    asked = OtherCall("guest", "/chat/completions", {}, body)
     async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer)) as client:
         calls = PolicyCalls("host", ("guest",), client, Waits(), call_s=1.0)
         first = hosted({})
         seat = GuestSeat("r7-1", "http://guest/sessions/r7-1/v1", "key", "reward")
         assert seat.session_url == "http://guest/v1/sessions/r7-1"
         first.table = Table({"guest": seat})
-        said = await calls.answer(first, "/chat/completions", {}, body, "guest")
+        said = await calls.answer(first, asked)
         assert json.loads(said.body) == {"said": "hello"}
         notes = {name.replace("/3/", "/2/"): value for name, value in first._notes.items()}
         later = hosted(notes)
-        assert await calls.answer(later, "/chat/completions", {}, body, "guest") == said
+        assert await calls.answer(later, asked) == said
         with pytest.raises(GatewayError, match="has ended this game"):
-            await calls.answer(later, "/chat/completions", {}, body, "guest")  # a second one
+            await calls.answer(later, asked)  # a second one
         calls.refuse("host")
         calls.refuse("policy")
         with pytest.raises(GatewayError, match=r"no policy 'gest'; .* one of host, guest"):

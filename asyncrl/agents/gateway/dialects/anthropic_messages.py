@@ -180,7 +180,7 @@ def _choose(
             "tool_choice",
         )
     if kind == "tool":
-        is_named(tools, choice.get("name"), "tool_choice")
+        is_named(tools, choice.get("name"))
     return tools, ["tool_choice", *without]
 
 

@@ -190,7 +190,7 @@ def choose(
         raise bad(f"tool_choice must be {known}, not {choice!r}", "tool_choice")
     if isinstance(choice, Mapping) and kind == "function":
         inner = choice.get("function", choice)
-        is_named(tools, inner.get("name") if isinstance(inner, Mapping) else None, "tool_choice")
+        is_named(tools, inner.get("name") if isinstance(inner, Mapping) else None)
     if isinstance(choice, Mapping) and kind == "allowed_tools":
         inner = choice.get("allowed_tools", choice)
         allowed = inner.get("tools") if isinstance(inner, Mapping) else None
@@ -198,7 +198,7 @@ def choose(
             raise bad("tool_choice: allowed_tools must have a list of tools", "tool_choice")
         names = [_name_of(tool) for tool in allowed]
         for name in names:
-            is_named(tools, name, "tool_choice")
+            is_named(tools, name)
         tools = [tool for tool in tools if tool["function"]["name"] in names]
         return tools, [] if inner.get("mode", "auto") == "auto" else ["tool_choice"]
     return tools, ["tool_choice"]

@@ -206,10 +206,10 @@ def _is_schema(parameters: Any) -> bool:
     )
 
 
-def is_named(tools: Sequence[Mapping[str, Any]], name: Any, param: str) -> None:
+def is_named(tools: Sequence[Mapping[str, Any]], name: Any) -> None:
     """Raise GatewayError (400) if a tool that must be called is not offered."""
     if name not in [tool["function"]["name"] for tool in tools]:
-        raise bad(f"{param} names the tool {name!r}, which is not in tools", param)
+        raise bad(f"tool_choice names the tool {name!r}, which is not in tools", "tool_choice")
 
 
 def arguments_of(where: str, name: str, text: str, settings: Settings) -> dict[str, Any]:
