@@ -9,11 +9,11 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from asyncrl.escape import escaped
+from asyncrl.own_folder import own_folder
 from asyncrl.runtime.processes.process import last_traceback, last_words
 
 _FRAME = re.compile(r'^ +File "([^"]+)", line ([0-9]+)', re.MULTILINE)
@@ -24,8 +24,8 @@ def run_module(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a module to its end. Raises subprocess.TimeoutExpired after `deadline_s`."""
     command = [sys.executable, "-m", module, *arguments]
-    with tempfile.TemporaryDirectory() as folder:  # torch makes one for what it compiles
-        own = os.environ | {"TORCHINDUCTOR_CACHE_DIR": folder}
+    with own_folder("check") as folder:  # torch makes one for what it compiles
+        own = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(folder)}
         return subprocess.run(command, capture_output=True, timeout=deadline_s, env=own)
 
 
