@@ -43,7 +43,13 @@ FORKING = ("train", "sft", "agent", "check")
 """Verbs of commands that start such processes."""
 PROGRAMS = ("cells",)
 """Modules that call `asyncrl.train`."""
-BESIDE = ("asyncrl.training.fitting", "asyncrl.training.trial", "asyncrl.tasks.gym", "tabulate")
+BESIDE = (
+    torch_process.TIED,
+    "asyncrl.training.fitting",
+    "asyncrl.training.trial",
+    "asyncrl.tasks.gym",
+    "tabulate",
+)
 """Modules that checks run, or actors import later, beside those of a fork server."""
 
 
