@@ -71,7 +71,11 @@ class WorkerForks:
         # shielded: a worker whose number was not read would have no owner
         with theirs, trio.CancelScope(shield=True):
             stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
-            number = await self._exchange(Start(lasting), sockets, deadline_s=START_S)
+            try:
+                number = await self._exchange(Start(lasting), sockets, deadline_s=START_S)
+            except BaseException:
+                ours.close()
+                raise
         return ForkedWorker(number, stream)
 
     async def bury(self, worker: ForkedWorker) -> None:
@@ -138,23 +142,24 @@ async def open_forks(
     """Start the nursery process `python -P -m module FD`. Its workers have `ending_s` seconds at
     the block's end."""
     ours, theirs = socket.socketpair()
-    with theirs:
-        process = await trio.lowlevel.open_process(
-            [sys.executable, "-P", "-m", module, str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            env={**environment, **NO_POOLS},
-        )
-    control = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
-    try:
-        yield WorkerForks(control, waits, called)
-    finally:
-        with trio.CancelScope(shield=True):
-            await trio.aclose_forcefully(control)  # it kills its workers, and ends
-            with trio.move_on_after(ending_s):
+    with ours:
+        with theirs:
+            process = await trio.lowlevel.open_process(
+                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**environment, **NO_POOLS},
+            )
+        control = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        try:
+            yield WorkerForks(control, waits, called)
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(control)  # it kills its workers, and ends
+                with trio.move_on_after(ending_s):
+                    await process.wait()
+                process.kill()
                 await process.wait()
-            process.kill()
-            await process.wait()
 
 
 async def exactly(stream: trio.SocketStream, size: int) -> bytes | None:

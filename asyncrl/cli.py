@@ -16,7 +16,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from asyncrl.arguments import parser
-from asyncrl.entry import INTERRUPTED
+from asyncrl.console_entry import INTERRUPTED
 
 if TYPE_CHECKING:
     from asyncrl.config import Config
