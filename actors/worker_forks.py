@@ -1,6 +1,7 @@
 """Workers that can be killed, from the side of the actor that has them.
 
-Invariant: none of their processes outlives the block that opened them.
+Invariant: none of their processes outlives the block that opened them, nor does our end of a socket
+to one.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class WorkerForks:
     def __init__(self, control: trio.SocketStream, waits: Waits, called: str) -> None:
         self._control, self._waits, self._called = control, waits, called
         self._using = trio.Lock()
+        self._streams = set[trio.SocketStream]()  # to workers that were not closed
 
     async def open(self, opening: msgspec.Struct, *, deadline_s: float) -> bytes:
         """Send the first frame, and read the body of the one that answers it. Raises
@@ -76,13 +78,24 @@ class WorkerForks:
             except BaseException:
                 ours.close()
                 raise
+        self._streams.add(stream)
         return ForkedWorker(number, stream)
 
     async def bury(self, worker: ForkedWorker) -> None:
         """End a worker and all that it started. Raises WorkersLost."""
+        await self.close(worker)
+        await self.end(worker)
+
+    async def close(self, worker: ForkedWorker) -> None:
+        """Close the stream of a worker."""
+        self._streams.discard(worker.stream)
         with trio.CancelScope(shield=True):
             await trio.aclose_forcefully(worker.stream)
-        await self.end(worker)
+
+    async def close_all(self) -> None:
+        """Close the streams of all workers."""
+        while self._streams:
+            await trio.aclose_forcefully(self._streams.pop())
 
     async def end(self, worker: ForkedWorker) -> None:
         """Have a worker ended, and all that it started; its stream stays open for its last words.
@@ -151,10 +164,12 @@ async def open_forks(
                 env={**environment, **NO_POOLS},
             )
         control = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        forks = WorkerForks(control, waits, called)
         try:
-            yield WorkerForks(control, waits, called)
+            yield forks
         finally:
             with trio.CancelScope(shield=True):
+                await forks.close_all()
                 await trio.aclose_forcefully(control)  # it kills its workers, and ends
                 with trio.move_on_after(ending_s):
                     await process.wait()
