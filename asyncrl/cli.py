@@ -16,12 +16,12 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from asyncrl.arguments import parser
-from asyncrl.console_entry import INTERRUPTED
 
 if TYPE_CHECKING:
     from asyncrl.config import Config
     from asyncrl.config.game import GameRuns
 
+INTERRUPTED = 130
 LONG = ("train", "sft", "agent", "play", "page")
 """Verbs in which an error after the start is no matter of the input."""
 
