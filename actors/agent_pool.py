@@ -189,7 +189,7 @@ class AgentPool:
                     await words.hear(worker.stream)
                     await _hear(stream, output)
             finally:
-                await trio.aclose_forcefully(worker.stream)
+                await self._forks.close(worker)
 
     async def _end(self, worker: ForkedWorker, facts: EpisodeFacts, clock: AgentClock) -> AgentEnd:
         end: AgentEnd = failed("timeout", f"the agent had the ball for {clock.limit_s:g} s")

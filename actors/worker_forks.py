@@ -1,6 +1,7 @@
 """Workers that can be killed, from the side of the actor that has them.
 
-Invariant: none of their processes outlives the block that opened them.
+Invariant: none of their processes outlives the block that opened them, nor does our end of a socket
+to one.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class WorkerForks:
     def __init__(self, control: trio.SocketStream, waits: Waits, called: str) -> None:
         self._control, self._waits, self._called = control, waits, called
         self._using = trio.Lock()
+        self._streams = set[trio.SocketStream]()  # to workers that were not closed
 
     async def open(self, opening: msgspec.Struct, *, deadline_s: float) -> bytes:
         """Send the first frame, and read the body of the one that answers it. Raises
@@ -71,14 +73,29 @@ class WorkerForks:
         # shielded: a worker whose number was not read would have no owner
         with theirs, trio.CancelScope(shield=True):
             stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
-            number = await self._exchange(Start(lasting), sockets, deadline_s=START_S)
+            try:
+                number = await self._exchange(Start(lasting), sockets, deadline_s=START_S)
+            except BaseException:
+                ours.close()
+                raise
+        self._streams.add(stream)
         return ForkedWorker(number, stream)
 
     async def bury(self, worker: ForkedWorker) -> None:
         """End a worker and all that it started. Raises WorkersLost."""
+        await self.close(worker)
+        await self.end(worker)
+
+    async def close(self, worker: ForkedWorker) -> None:
+        """Close the stream of a worker."""
+        self._streams.discard(worker.stream)
         with trio.CancelScope(shield=True):
             await trio.aclose_forcefully(worker.stream)
-        await self.end(worker)
+
+    async def close_all(self) -> None:
+        """Close the streams of all workers."""
+        while self._streams:
+            await trio.aclose_forcefully(self._streams.pop())
 
     async def end(self, worker: ForkedWorker) -> None:
         """Have a worker ended, and all that it started; its stream stays open for its last words.
@@ -138,23 +155,26 @@ async def open_forks(
     """Start the nursery process `python -P -m module FD`. Its workers have `ending_s` seconds at
     the block's end."""
     ours, theirs = socket.socketpair()
-    with theirs:
-        process = await trio.lowlevel.open_process(
-            [sys.executable, "-P", "-m", module, str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            env={**environment, **NO_POOLS},
-        )
-    control = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
-    try:
-        yield WorkerForks(control, waits, called)
-    finally:
-        with trio.CancelScope(shield=True):
-            await trio.aclose_forcefully(control)  # it kills its workers, and ends
-            with trio.move_on_after(ending_s):
+    with ours:
+        with theirs:
+            process = await trio.lowlevel.open_process(
+                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**environment, **NO_POOLS},
+            )
+        control = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        forks = WorkerForks(control, waits, called)
+        try:
+            yield forks
+        finally:
+            with trio.CancelScope(shield=True):
+                await forks.close_all()
+                await trio.aclose_forcefully(control)  # it kills its workers, and ends
+                with trio.move_on_after(ending_s):
+                    await process.wait()
+                process.kill()
                 await process.wait()
-            process.kill()
-            await process.wait()
 
 
 async def exactly(stream: trio.SocketStream, size: int) -> bytes | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from asyncrl.cli import main
+from asyncrl.console_entry import main
 
 if __name__ == "__main__":
     sys.exit(main())

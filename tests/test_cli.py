@@ -285,6 +285,20 @@ def test_ctrl_c_is_no_traceback_at_any_moment(at: str, monkeypatch: pytest.Monke
     assert cli.main(["tasks"]) == 130
 
 
+def test_ctrl_c_while_the_command_line_is_imported_is_no_traceback(tmp_path: Path) -> None:
+    """The module is found, and then Ctrl-C comes."""
+    (tmp_path / "argparse.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "asyncrl", "tasks"],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_a_read_that_fails_on_a_disk_is_a_sentence_and_an_error_of_ours_is_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -176,6 +176,11 @@ class Publication:
             (["the trainer"] if trainer else []) + [f"engine {m}" for m in self._silent()]
         )
 
+    def commits(self, member: int) -> bool:
+        """True if a member was told to decode with the new weights, and has not said that it
+        does."""
+        return self.phase is PublicationPhase.COMMIT and member in self._owing
+
     # ---- inputs
 
     def begin(self, now: float) -> list[Action]:
@@ -272,11 +277,7 @@ class Publication:
 
     def committed(self, member: int, message: Committed, now: float) -> list[Action]:
         """A member decodes with the new weights."""
-        if (
-            message.publication != self.number
-            or member not in self._live
-            or self.phase is not PublicationPhase.COMMIT
-        ):
+        if message.publication != self.number or not self.commits(member):
             return []
         if message.version != self.version:
             return [
@@ -285,7 +286,7 @@ class Publication:
                 ),
                 *self._go_on(now),
             ]
-        self._owing.pop(member, None)
+        del self._owing[member]
         return self._go_on(now)
 
     def lost(self, member: int, reason: str, now: float) -> list[Action]:

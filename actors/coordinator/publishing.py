@@ -212,12 +212,15 @@ class Publishing:
         return self._carry_out(self._current.prepared(member, message, self._clock.now()))
 
     def on_committed(self, member: int, name: str, message: Committed) -> list[Decision]:
-        """The engine `name` serves the version now."""
-        if self._current is None or message.publication != self._number:
+        """The engine `name` serves the version now, if it was told to: one that came in the place
+        of a member has no weights, whatever it repeats."""
+        current = self._current
+        if current is None or message.publication != self._number or not current.commits(member):
             return []
-        self._engines.serve(name, message.version, pin=self._pin or self._own)
-        self._pauses[member] = message.pause_seconds
-        return self._carry_out(self._current.committed(member, message, self._clock.now()))
+        if message.version == current.version:
+            self._engines.serve(name, message.version, pin=self._pin or self._own)
+            self._pauses[member] = message.pause_seconds
+        return self._carry_out(current.committed(member, message, self._clock.now()))
 
     def _carry_out(self, actions: Sequence[Action]) -> list[Decision]:
         """Carry out what the publication asks for. Returns what is left for the loop."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,9 +18,13 @@ from pathlib import Path
 
 from asyncrl.config.errors import ConfigError
 from asyncrl.escape import CUT
+from asyncrl.words import size
 
 SHOWN = 200
 """Characters of a path that a sentence shows, at most: a longer one would hide the reason."""
+
+SPARE_BYTES = 2**24
+"""Bytes that a disk must have free beside what is written."""
 
 HUB = "hub:"
 """Start of a path that is the name of a data set."""
@@ -70,6 +75,17 @@ def room_for(path: Path) -> Path:
                 "another directory."
             )
     return Path()
+
+
+def refuse_small_disk(path: Path, what: str, most: int) -> None:
+    """Raise ConfigError if the disk of a directory that is made at `path` has no room for `most`
+    bytes of `what`, and SPARE_BYTES beside them."""
+    free = shutil.disk_usage(room_for(path.parent)).free
+    if free < most + SPARE_BYTES:
+        raise ConfigError(
+            f"{shown(path)}: {what} of {size(most)}, and {size(SPARE_BYTES)} to spare, do not fit "
+            f"its disk, which has {size(free)} free; make room, or choose another directory."
+        )
 
 
 def refuse_as_output(path: Path, *, over: bool = False) -> None:

@@ -175,7 +175,7 @@ class SqliteHistory:
                 if first != (due or min(first, after + 1)):
                     raise JournalError(
                         f"the journal {self._path} has no events from {due or after + 1} to "
-                        f"{first - 1}: go back to a copy of it"
+                        f"{first - 1}: put back a copy of the run"
                     )
                 if (unread := unread - len(data)) < 0:
                     raise _Misfit("its events have more bytes than its file")
@@ -186,8 +186,8 @@ class SqliteHistory:
                 due = first + len(events)
             if due is None and after < last:
                 raise JournalError(
-                    f"the journal {self._path} has no events from {after + 1} to {last}: go back "
-                    "to a copy of it"
+                    f"the journal {self._path} has no events from {after + 1} to {last}: put "
+                    "back a copy of the run"
                 )
 
     def backward(self, after: int, last: int | None = None) -> Iterator[tuple[int, AnyEvent]]:
@@ -210,7 +210,7 @@ class SqliteHistory:
                     what = "events {} to {} twice" if ends > due else "no events from {} to {}"
                     between = what.format(min(ends, due) + 1, max(ends, due))
                     raise JournalError(
-                        f"the journal {self._path} has {between}: go back to a copy of it"
+                        f"the journal {self._path} has {between}: put back a copy of the run"
                     )
                 yield from reversed(
                     [
@@ -222,8 +222,8 @@ class SqliteHistory:
                 due = first - 1
             if due is not None and due > after:
                 raise JournalError(
-                    f"the journal {self._path} has no events from {after + 1} to {due}: go back to "
-                    "a copy of it"
+                    f"the journal {self._path} has no events from {after + 1} to {due}: put back a "
+                    "copy of the run"
                 )
 
     @property
@@ -409,8 +409,8 @@ def _check(connection: sqlite3.Connection, path: Path, run: str | None) -> None:
     header = connection.execute("SELECT format, run FROM header").fetchone() if ours else None
     if header is None:
         raise JournalError(
-            f"{path} is a database, but not a journal of asyncrl: give another run.dir, or go back "
-            "to a copy of it"
+            f"{path} is a database, but not a journal of asyncrl: give another run.dir, or put "
+            "back a copy of the run"
         )
     version, its_run = header
     if version != FORMAT:
@@ -423,12 +423,12 @@ def _check(connection: sqlite3.Connection, path: Path, run: str | None) -> None:
         kind, name, *_ = other[0]
         raise JournalError(
             f"the journal {path} is not as asyncrl makes it ({escaped(f'{kind} {name}', 100)}): "
-            "give another run.dir, or go back to a copy of it"
+            "give another run.dir, or put back a copy of the run"
         )
     if run is not None and its_run != run:
         raise JournalError(
             f"the journal {path} belongs to run {escaped(repr(its_run), 100)}, not to {run!r}: "
-            "give another run.dir, or go back to a copy of it"
+            "give another run.dir, or put back a copy of the run"
         )
 
 
@@ -482,11 +482,12 @@ def errors(path: Path) -> Iterator[None]:
         raise kind(f"the journal {path} could not be used ({error}): {helps}") from error
     except sqlite3.Error as error:
         raise JournalError(
-            f"{path} is damaged, or not a journal ({error}): give another run.dir, or go back to a "
-            "copy of it"
+            f"the journal {path} cannot be read ({error}): it is damaged, or not a journal; put "
+            "back a copy of the run, or begin a new run in another run.dir"
         ) from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, _Misfit) as error:
         raise JournalError(
             f"the journal {path} holds something that is not an event of this asyncrl "
-            f"({escaped(str(error), 300)}): give another run.dir, or go back to a copy of it"
+            f"({escaped(str(error), 300)}): go on with the version that wrote it, put back a "
+            "copy of the run, or begin a new run in another run.dir"
         ) from error

@@ -462,7 +462,7 @@ def refuse_unreadable(run: Path) -> None:
     except (ImpossibleEvent, *_CONTRADICTIONS) as error:
         raise ConfigError(
             f"the journal {path} holds events that no run writes "
-            f"({escaped(f'{type(error).__name__}: {error}', 300)}): go back to a copy of it."
+            f"({escaped(f'{type(error).__name__}: {error}', 300)}): put back a copy of the run."
         ) from None
 
 

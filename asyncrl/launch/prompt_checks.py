@@ -4,7 +4,6 @@ Nothing is written, and each check has a bound in seconds.
 
 from __future__ import annotations
 
-import tempfile
 import time
 import unicodedata
 from collections import Counter
@@ -25,6 +24,7 @@ from asyncrl.config.mix import each
 from asyncrl.config.vision import unseen
 from asyncrl.escape import escaped
 from asyncrl.messages import NoVerdict, Split
+from asyncrl.own_folder import own_folder
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.foreign_process import CallEnded, CallFailed
@@ -69,8 +69,8 @@ def own_tokenizer(config: Config, task: Task) -> Iterator[Tokenizer]:
     if config.model.path:
         yield Tokenizer(config.model.path, chat=config.task.chat)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        bundled_model.write_tokenizer(Path(folder), bundled_model.task_frame(task))
+    with own_folder("check") as folder:
+        bundled_model.write_tokenizer(folder, bundled_model.task_frame(task))
         yield Tokenizer(folder)
 
 
@@ -290,11 +290,11 @@ def _of_verifiers(config: Config, task: Task, tokenizer: Tokenizer) -> list[Row]
                 elif own and reply.verdict.reward <= 0:
                     notes.append(_worthless(index, answer))
 
-    with tempfile.TemporaryDirectory() as folder:
+    with own_folder("check") as folder:
         if not config.model.path:
-            bundled_model.write_tokenizer(Path(folder), bundled_model.task_frame(task))
+            bundled_model.write_tokenizer(folder, bundled_model.task_frame(task))
         try:
-            trio.run(look, config.model.path or folder)
+            trio.run(look, config.model.path or str(folder))
         except WorkersLost as error:
             raise ConfigError(f"the verifier cannot be started: {escaped(str(error))}.") from None
     return notes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,6 +22,7 @@ from asyncrl.launch.model_directories import check_adapters, check_directory
 from asyncrl.launch.preflight import Checked, check_curve, check_paths, check_run_directory
 from asyncrl.launch.run_copy import refuse_unfit
 from asyncrl.launch.weight_numbers import check_numbers
+from asyncrl.own_folder import own_folder
 from asyncrl.runtime.waiting import Doing
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.sft_data import SftData, SftSplit, open_sft_data
@@ -88,9 +88,9 @@ def _model_directory(config: Config) -> Iterator[Path]:
     if config.model.path:
         yield Path(config.model.path)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        bundled_model.write_tokenizer(Path(folder), frame_of(config))
-        yield Path(folder)
+    with own_folder("check") as folder:
+        bundled_model.write_tokenizer(folder, frame_of(config))
+        yield folder
 
 
 def _rows(data: SftData, config: Config) -> list[Row]:

@@ -21,7 +21,7 @@ from urllib.request import url2pathname
 import msgspec
 
 from asyncrl.config.errors import ConfigError
-from asyncrl.config.paths import exists, is_folder, room_for
+from asyncrl.config.paths import exists, is_folder, refuse_small_disk, room_for
 from asyncrl.escape import escaped
 from asyncrl.files import open_regular, write_whole
 from asyncrl.journal import SqliteHistory
@@ -40,7 +40,6 @@ from asyncrl.training.checkpoint_index import (
     digested,
     scalars,
 )
-from asyncrl.words import size
 
 MANIFEST = "manifest.json"
 MANIFEST_BYTES = 16 << 20
@@ -50,8 +49,6 @@ PLAIN = frozenset({RUN_TOML, ORIGINS, PACKED, METRICS, COPY_ID, JOURNAL})
 _OF_CHECKPOINT = re.compile(rf"checkpoints/{NAME}/[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _OF_CODE = re.compile(rf"{CODE}/{CODE_FILE.pattern}")
 _HASH = re.compile(r"[0-9a-f]{32}")
-SPARE_BYTES = 2**24
-"""Bytes that a disk must have free beside what is fetched."""
 PIECE_BYTES = 2**20
 """Bytes of a file that are read at a time."""
 
@@ -84,18 +81,14 @@ def fetch(url: str, run: Path, say: Callable[[str, int], object]) -> None:
     if run.is_symlink() or (exists(run) and (not is_folder(run) or any(run.iterdir()))):
         raise ConfigError(f"{run}: this already exists; choose another directory.")
     run = run.absolute()
-    room = room_for(run.parent if exists(run) else run)
+    room_for(run.parent)
     partial = run.with_name(f".{run.name}.partial")
     try:
         store = StoredCopy(url)
         if (manifest := store.manifest()) is None:
             raise ConfigError(f"{shown_url(url)}: there is no copy of a run; check its run.copy.")
         needed = sum(digest.size for digest in manifest.files.values())
-        if (free := shutil.disk_usage(room).free) < needed + SPARE_BYTES:
-            raise ConfigError(
-                f"{run}: the copy has {size(needed)}, and the disk of this directory has "
-                f"{size(free)} free; make room, or choose another directory."
-            )
+        refuse_small_disk(run, "the files of the copy", needed)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700, parents=True)
         for name, digest in manifest.files.items():

@@ -4,28 +4,29 @@ Invariant: an end that was not expected is put into words, and none is taken for
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from asyncrl.escape import escaped
-from asyncrl.runtime.processes.process import last_traceback, last_words
+from asyncrl.own_folder import own_folder
+from asyncrl.runtime.processes.process import environment, last_traceback, last_words
 
+TIED = "asyncrl.runtime.processes.tied_module"
 _FRAME = re.compile(r'^ +File "([^"]+)", line ([0-9]+)', re.MULTILINE)
 
 
 def run_module(
     module: str, arguments: Sequence[str], deadline_s: float
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a module to its end. Raises subprocess.TimeoutExpired after `deadline_s`."""
-    command = [sys.executable, "-m", module, *arguments]
-    with tempfile.TemporaryDirectory() as folder:  # torch makes one for what it compiles
-        own = os.environ | {"TORCHINDUCTOR_CACHE_DIR": folder}
+    """Run a module to its end, which is that of this thread at the latest. Raises
+    subprocess.TimeoutExpired after `deadline_s`."""
+    command = [sys.executable, "-m", TIED, module, *arguments]
+    with own_folder("check") as folder:  # torch makes one for what it compiles
+        own = environment(more={"TORCHINDUCTOR_CACHE_DIR": str(folder)})
         return subprocess.run(command, capture_output=True, timeout=deadline_s, env=own)
 
 

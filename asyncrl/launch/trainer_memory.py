@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 
@@ -19,6 +17,7 @@ from asyncrl.config.derived import Row
 from asyncrl.config.ranks import ranks_of
 from asyncrl.launch.model_bound import model_bound
 from asyncrl.launch.torch_process import ending, run_module
+from asyncrl.own_folder import own_folder
 from asyncrl.runtime.processes.machine import memory_bytes
 from asyncrl.training.memory_parts import MemoryParts, PredictedMemory
 from asyncrl.words import size
@@ -116,8 +115,8 @@ def _learning(config: Config, parts: MemoryParts) -> Iterator[Row]:
 def predicted(config: Config, limit: int) -> PredictedMemory | str:
     """The prediction, with other settings if it exceeds `limit` (0: unknown); or the reason why
     there is none, in words."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.toml"
+    with own_folder("check") as folder:
+        path = folder / "run.toml"
         configuration.write(config, path)
         try:
             ran = run_module("asyncrl.training.fitting", [str(path), str(limit)], DEADLINE_S)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config import ConfigError
-from asyncrl.config.paths import is_file, is_folder, refuse_as_output, room_for, shown
+from asyncrl.config.paths import is_file, is_folder, refuse_as_output, refuse_small_disk, shown
 from asyncrl.escape import escaped
 from asyncrl.explain.model_card import CARD, merged_card
 from asyncrl.explain.run_files import RunFiles
@@ -37,8 +37,6 @@ OF_MERGE = "merge: a model"
 """Name of a model that was given, in errors."""
 UNRELATED = 0.7
 """Distance of two models over the length of one, from which they are not trained from one model."""
-SPARE_BYTES = 2**24
-"""Bytes that a disk must have free beside the weights."""
 
 
 def merge(
@@ -83,11 +81,7 @@ def merge(
     partial = output.with_name(f"{PARTIAL_FOLDER}{output.name}-{os.getpid()}")
     try:
         whole = layout(parts)
-        if (free := shutil.disk_usage(room_for(output.parent)).free) < whole.size + SPARE_BYTES:
-            raise ConfigError(
-                f"{shown(output)}: the merged weights have {size(whole.size)}, and the disk of "
-                f"this directory has {size(free)} free; make room, or choose another directory."
-            )
+        refuse_small_disk(output, "the merged weights", whole.size)
         partial.mkdir()
         for name in COPIED:
             if is_file(first / name):

@@ -14,7 +14,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,6 +29,7 @@ from asyncrl.files import read_regular, write_whole
 from asyncrl.library.kept_code import SETTINGS
 from asyncrl.library.own_source import is_of_session, module_text, modules_used, refuse_unnameable
 from asyncrl.library.task import ListTask
+from asyncrl.own_folder import own_folder
 from asyncrl.runtime.processes.process import isolated
 from asyncrl.runtime.run_dir import CODE
 from asyncrl.staleness.corrections import Correction
@@ -105,11 +105,11 @@ def for_this_process(config: Config, given: Mapping[str, Any]) -> Config:
     """The configuration with objects by keyword, for a loop in this process: code that is written
     to files is imported from them, and they are removed. Raises ConfigError."""
     code = own_code(config, given)
-    with tempfile.TemporaryDirectory(prefix="asyncrl-") as folder:
-        with code.written(Path(folder)):
-            config = code.configured(config, Path(folder))
+    with own_folder("code") as folder:
+        with code.written(folder):
+            config = code.configured(config, folder)
             for file in code.files:
-                imported(str(Path(folder) / CODE / file))
+                imported(str(folder / CODE / file))
         return config
 
 

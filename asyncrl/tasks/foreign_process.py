@@ -69,6 +69,7 @@ class ForeignProcess:
         self._function, self._confined, self._most = function, confined, ends
         self._turn = threading.Lock()
         self._child: _Child | None = None
+        self._finish: Callable[[], str | None] = lambda: ""
         self._ends, self._why = 0, ""
 
     def call(self, asked: bytes) -> bytes:
@@ -78,11 +79,12 @@ class ForeignProcess:
                 raise CallEnded(self._why)
             if self._child is None or self._child.owner != os.getpid():
                 self._child = _start(self._function, self._confined)
-                weakref.finalize(self, _end, self._child)
+                # once for each: the number of one that has ended may be that of another process
+                self._finish = weakref.finalize(self, _end, self._child)
             try:
                 good, data = _answer(self._child.link, asked)
             except (OSError, EOFError) as error:
-                self._ends, self._why = self._ends + 1, _end(self._child)
+                self._ends, self._why = self._ends + 1, self._finish() or ""
                 if isinstance(error, TimeoutError):
                     self._why = f"there is no answer of it in {_WAIT_S:g} s"
                 self._child = None
@@ -100,9 +102,14 @@ class _Child(NamedTuple):
 
 def _start(function: Callable[[bytes], bytes], confined: bool) -> _Child:
     ours, theirs = socket.socketpair()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # other threads hold nothing it needs
-        pid = os.fork()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # others hold nothing it needs
+            pid = os.fork()
+    except OSError:
+        ours.close()
+        theirs.close()
+        raise
     if not pid:
         _be_child(function, theirs.detach(), confined)
     theirs.close()

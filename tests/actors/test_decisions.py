@@ -122,6 +122,28 @@ async def test_an_engine_that_is_late_is_replaced_and_the_rest_serve(
     assert made.served == 0 and pool.serves("evaluation", 0)
 
 
+async def test_an_engine_serves_only_what_it_was_told_to_commit(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Engine 0 starts anew, and its link repeats its last answer while engine 1 still owes its
+    own; engine 1 says its answer before it is told, and then another version."""
+    made, pool = publishing(2)
+    committed = Committed(1, 0, 0.1)
+    assert made.pump(0, False) == []
+    assert made.on_transferred(Transferred(1, 0, [7], 4, 0.1, "")) == []
+    assert made.on_prepared(0, Prepared(1, [7], "")) == []
+    assert made.on_committed(1, "rollout-1", committed) == [] and pool.current == set()
+    assert made.on_prepared(1, Prepared(1, [7], "")) == []
+    assert made.on_committed(0, "rollout-0", committed) == [] and pool.current == {0}
+    pool.add(EngineHandle(Deaf(Hello("rollout", 0, 1, 1), memory_links()[0]), 4))
+    assert made.lose(0, "it died") == []
+    made.join(0)
+    assert made.on_committed(0, "rollout-0", committed) == [] and pool.current == set()
+    other = made.on_committed(1, "rollout-1", Committed(1, 5, 0.1))
+    assert [type(one) for one in other] == [ReplaceActor, VersionServed]
+    assert pool.current == set()
+
+
 async def test_an_evaluation_says_what_is_due_and_gives_up_what_no_engine_has(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -670,6 +670,13 @@ async def test_an_answer_that_is_executed_asks_no_judge(may_ask: bool) -> None:
             assert reply == (request if may_ask else None)
 
 
+async def test_no_socket_to_an_idle_worker_outlives_the_verifiers(opened: Open) -> None:
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    async with opened() as verifiers:
+        await verdict(verifiers, "1")
+    assert verifiers._idle and len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
 async def test_a_lost_coordinator_ends_the_actor(opened: Open) -> None:
     async with opened() as verifiers:
         with pytest.RaisesGroup(CoordinatorLost, flatten_subgroups=True):

@@ -8,12 +8,13 @@ everything else through: a finding. `test_fuzz.py` feeds them mutations made by 
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import socket
 import struct
-import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,6 +62,7 @@ from asyncrl.explain.run_status import (
     RunStatus,
 )
 from asyncrl.explain.why import why
+from asyncrl.own_folder import own_folder
 from asyncrl.runtime.ipc.errors import EndOfStream, LinkError
 from asyncrl.runtime.ipc.keys import prove_to_client, prove_to_server, proving
 from asyncrl.runtime.ipc.link import Link
@@ -71,8 +73,9 @@ from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.checkpoint_index import CheckpointError, scalars
 
 KEY = b"k" * 32
-_HELD = tempfile.TemporaryDirectory(prefix="asyncrl-fuzz-")  # until this process ends
-FOLDER = Path(_HELD.name)
+_HELD = ExitStack()
+FOLDER = _HELD.enter_context(own_folder("fuzz"))
+atexit.register(_HELD.close)
 
 
 class Target(NamedTuple):

@@ -49,7 +49,7 @@ def test_a_damaged_journal_does_not_hide_what_the_run_died_of(
     (tmp_path / JOURNAL).write_bytes(b"no journal" * 1000)
     assert ended(tmp_path) == FAILED
     said = capsys.readouterr().err
-    assert "no summary" in said and "is damaged, or not a journal" in said
+    assert "no summary" in said and "it is damaged, or not a journal" in said
     assert "what it died of" in said.splitlines()[-1]
 
 

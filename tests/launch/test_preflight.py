@@ -575,8 +575,8 @@ def try_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
     """Try models in this process, where torch is imported."""
 
     def here(argv: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
-        monkeypatch.setattr(sys, "argv", argv[2:])
-        status = importlib.import_module(argv[2]).main()
+        monkeypatch.setattr(sys, "argv", argv[3:])
+        status = importlib.import_module(argv[3]).main()
         return subprocess.CompletedProcess(argv, status, capfd.readouterr().out.encode(), b"")
 
     monkeypatch.setattr(subprocess, "run", here)

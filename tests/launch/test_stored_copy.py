@@ -334,7 +334,7 @@ def test_the_disk_is_asked_before_the_first_byte(
     monkeypatch.setattr(
         shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(2**33, 0, 5 * 2**30)
     )  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match=r"the copy has 6.0 GiB.* has 5.0 GiB free"):
+    with pytest.raises(ConfigError, match=r"copy of 6.0 GiB, and 16.0 MiB to.* has 5.0 GiB free"):
         fetch(url(stored), tmp_path / "again", lambda *_: pytest.fail("it begins"))
     assert names(tmp_path) == {"store"}
 

@@ -76,14 +76,13 @@ def ray_on_gpus() -> Iterator[str]:
     cluster.shutdown()
 
 
-def folders() -> set[Path]:
-    """The directories of agents that Ray has started."""
+def agents() -> set[int]:
+    """The agents that Ray has started, by their process."""
     listed = subprocess.run(
-        ["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True
+        ["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True
     )
     words = [line.split() for line in listed.stdout.splitlines()]
-    mine = [each for each in words if "asyncrl.launch.cluster.ray_agent" in each]
-    return {Path(each[each.index("asyncrl.launch.cluster.ray_agent") + 1]) for each in mine}
+    return {int(each[0]) for each in words if "asyncrl.launch.cluster.ray_agent" in each}
 
 
 @pytest.mark.explore
@@ -108,7 +107,7 @@ def test_a_run_begins_on_two_nodes_and_ends_well(ray: Any, model: Path, tmp_path
     assert done.stdout.count(" takes part, with 1 cores, for the role trainer.") == 1
     told = summary.read(run / SUMMARY)
     assert told.ok and told.balances() and not told.restarts
-    wait_for("nothing that is left", lambda: not folders() and not processes(run))
+    wait_for("nothing that is left", lambda: not agents() and not processes(run))
 
 
 @pytest.mark.explore
@@ -119,14 +118,14 @@ def test_a_node_is_removed_and_another_added(ray: Any, model: Path, tmp_path: Pa
     argv = command(model, run, train__steps=10_000, cluster__ray_address=ray.address, **BY_RAY)
     with started(argv) as launcher:
         wait_for("steps", lambda: steps_done(run) >= 2, BEGUN_S)
-        assert len(folders()) == 2
+        assert len(agents()) == 2
         assert set(processes(run)) == {"coordinator-0", "trainer-0", "reward-0"}
         ray.remove_node(nodes[0])
-        wait_for("its agent's end", lambda: len(folders()) == 1)
+        wait_for("its agent's end", lambda: len(agents()) == 1)
         before = steps_done(run)
         wait_for("steps by the other one", lambda: steps_done(run) >= before + 4)
         node(ray)
-        wait_for("an agent on the new one", lambda: len(folders()) == 2)
+        wait_for("an agent on the new one", lambda: len(agents()) == 2)
         launcher.send_signal(signal.SIGTERM)
         code, shown, said = end(launcher)
     assert code == 0, shown + said
@@ -134,14 +133,14 @@ def test_a_node_is_removed_and_another_added(ray: Any, model: Path, tmp_path: Pa
     assert "is lost, with 1 actors" in shown or "the work of its 1 actors continues" in shown
     told = summary.read(run / SUMMARY)
     assert told.balances() and told.restarts == {"rollout": 1}
-    wait_for("nothing that is left", lambda: not folders() and not processes(run))
+    wait_for("nothing that is left", lambda: not agents() and not processes(run))
 
     before = steps_done(run)
     with started(resume(run)) as launcher:
         wait_for("steps of the next life", lambda: steps_done(run) > before, BEGUN_S)
         launcher.kill()
         launcher.wait()
-    wait_for("nothing that is left", lambda: not folders() and not processes(run))
+    wait_for("nothing that is left", lambda: not agents() and not processes(run))
 
 
 ON_GPUS = {
@@ -170,7 +169,7 @@ def test_gpus_are_asked_of_ray_and_looked_for_where_it_says_they_are(
     assert done.returncode == 2, done.stdout + done.stderr
     assert "takes no part: it has no GPU that it may use, and a rollout actor" in done.stderr
     assert "Traceback" not in done.stderr and not (tmp_path / "other/journal.sqlite").exists()
-    wait_for("nothing that is left", lambda: not folders() and not processes(tmp_path / "other"))
+    wait_for("nothing that is left", lambda: not agents() and not processes(tmp_path / "other"))
 
 
 HOLD = """

@@ -383,7 +383,7 @@ def test_a_damaged_or_missing_journal_is_refused_before_anything_starts(killed: 
     for wal in run.glob(f"{JOURNAL}-*"):
         wal.unlink()
     path.write_bytes(b"SQLite format 3\0" + b"\xa5" * 8192)
-    refused(run, "is damaged, or not a journal")
+    refused(run, "it is damaged, or not a journal")
     path.unlink()
     refused(run, f"no {JOURNAL}")
 

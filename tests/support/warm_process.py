@@ -10,6 +10,7 @@ server is ready), and each module that a check runs.
 from __future__ import annotations
 
 import ast
+import atexit
 import ctypes
 import gc
 import importlib
@@ -19,9 +20,8 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +32,7 @@ from warm_server import PR_SET_PDEATHSIG, TITLE_BYTES, end_with, freeze, not_nam
 
 from asyncrl.config.schema.section import Section, table_of
 from asyncrl.launch import torch_process
+from asyncrl.own_folder import own_folder
 from asyncrl.runtime.processes import forkserver
 from asyncrl.runtime.processes.process import Process, become_child, environment, spawn, threads_of
 from asyncrl.runtime.processes.title import set_title
@@ -42,7 +43,13 @@ FORKING = ("train", "sft", "agent", "check")
 """Verbs of commands that start such processes."""
 PROGRAMS = ("cells",)
 """Modules that call `asyncrl.train`."""
-BESIDE = ("asyncrl.training.fitting", "asyncrl.training.trial", "asyncrl.tasks.gym", "tabulate")
+BESIDE = (
+    torch_process.TIED,
+    "asyncrl.training.fitting",
+    "asyncrl.training.trial",
+    "asyncrl.tasks.gym",
+    "tabulate",
+)
 """Modules that checks run, or actors import later, beside those of a fork server."""
 
 
@@ -55,7 +62,7 @@ class Warm(NamedTuple):
     pid: int
     address: str
     fixed: dict[str, str | None]
-    folder: tempfile.TemporaryDirectory[str] | None
+    folder: Path | None
     """Of its log; None where another process started it."""
 
     def fork(self, module: str, words: Sequence[Any], **more: Any) -> int:
@@ -63,7 +70,7 @@ class Warm(NamedTuple):
         try:
             return fork(self.address, module, [str(word) for word in words], **more)
         except ConnectionError as error:
-            said = Path(self.folder.name, "log").read_text() if self.folder else "no word"
+            said = (self.folder / "log").read_text() if self.folder else "no word"
             raise RuntimeError(f"the warm process forks nothing: {said}") from error
 
 
@@ -71,7 +78,9 @@ class Warm(NamedTuple):
 def warm() -> Warm:
     """The warm process of this one; it ends with it."""
     address = f"asyncrl-tests-{os.getpid()}"
-    folder = tempfile.TemporaryDirectory(prefix="asyncrl-warm-")
+    held = ExitStack()
+    folder = held.enter_context(own_folder("warm"))
+    atexit.register(held.close)
     here = Path(__file__)
     paths = [str(here.parent), str(here.parents[2]), os.environ.get("PYTHONPATH", "")]
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -81,7 +90,7 @@ def warm() -> Warm:
         pid = spawn(
             "the warm process",
             [sys.executable, __file__, descriptor, "." * TITLE_BYTES],
-            log=Path(folder.name) / "log",
+            log=folder / "log",
             env={**threads_of(1), "PYTHONPATH": os.pathsep.join(paths)},
             descriptors=[listener.fileno()],
         ).pid

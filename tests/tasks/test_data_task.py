@@ -155,6 +155,13 @@ def test_an_empty_answer_is_noted_where_a_response_without_text_gets_it_right(
     assert open_task(config(path, verifier=f"{judging}:half"), 0).notes == []
 
 
+def test_a_column_of_images_without_an_image_is_noted(write: Write) -> None:
+    odd = [7, {"width": 3}, ["screen 7"], "Screen 7", {"url": None}, None, [], "python:3.12"]
+    lines = [{"prompt": str(n), "answer": "a", "image": one} for n, one in enumerate(odd)]
+    (note,) = DataTask(config(write(*lines), eval_size=1)).notes
+    assert note.startswith("5 rows have a column image or images without an image, which is not")
+
+
 @pytest.mark.parametrize("prompt", ["", " \n"])
 def test_an_empty_prompt_is_refused_by_its_line(write: Write, prompt: str) -> None:
     path = write({"prompt": "a", "answer": 1}, {"prompt": prompt, "answer": 2})

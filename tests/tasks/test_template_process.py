@@ -92,7 +92,10 @@ def test_it_has_a_name_of_its_own() -> None:
     assert theirs.read_bytes() != ours.read_bytes()
 
 
-def test_after_several_ends_it_is_not_started_again() -> None:
+def test_after_several_ends_it_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is one killed twice: its number may be that of another process by then."""
+    killed, kill = list[int](), os.kill
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid) or kill(pid, number))
     process = TemplateProcess(lambda messages, tools: _spin())
     for _ in range(ENDS):
         with pytest.raises(CallFailed, match="computes for"):
@@ -101,6 +104,9 @@ def test_after_several_ends_it_is_not_started_again() -> None:
     with pytest.raises(CallFailed, match="computes for"):
         process.render([], ())
     assert process._child is None and time.process_time() - began < 0.1
+    del process
+    gc.collect()
+    assert len(killed) == ENDS
 
 
 def test_it_holds_no_file_of_its_parent_and_ends_with_its_last_use(tmp_path: Path) -> None:

@@ -4,13 +4,11 @@ by a process of its own event loop."""
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +17,7 @@ import httpx2
 
 from asyncrl.engines.servers.server_process import ServerLaunch
 from asyncrl.engines.vllm.vllm_launch import URL, address, command, environment
+from asyncrl.own_folder import own_folder
 
 PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
 LAUNCH = (str(PYTHON), forked_server.__file__)
@@ -45,13 +44,14 @@ def launch(
 @contextmanager
 def started(model: Path, log: Path) -> Iterator[SharedServer]:
     """A server from its start until the end of its process group."""
-    folder = tempfile.mkdtemp(prefix="asyncrl-test-")
-    at, what = address(Path(folder)), launch(model, python=LAUNCH)
+    held = ExitStack()
+    folder = held.enter_context(own_folder("test"))
+    at, what = address(folder), launch(model, python=LAUNCH)
     socket = Path(at.socket)
     with log.open("wb") as output:
         process = subprocess.Popen(
             command(what, at, Path()),
-            env={**os.environ, **environment(what), "TMPDIR": folder},
+            env={**os.environ, **environment(what), "TMPDIR": str(folder)},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -62,7 +62,7 @@ def started(model: Path, log: Path) -> Iterator[SharedServer]:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        shutil.rmtree(folder, ignore_errors=True)
+        held.close()
 
 
 def _wait(socket: Path, log: Path, process: subprocess.Popen[bytes]) -> None:

@@ -33,7 +33,6 @@ from asyncrl.launch.cluster.join_token import JoinToken
 from asyncrl.launch.cluster.joined_machine import Actor
 from asyncrl.launch.cluster.joining import LEAVE, ToldToLeave, join, join_again
 from asyncrl.launch.cluster.local_placement import PRELOADED, SMALL, TAKES_OVER, start_actor
-from asyncrl.launch.cluster.machine_folder import machine_folder
 from asyncrl.launch.cluster.machine_link import MachineLink
 from asyncrl.launch.cluster.model_files import keep_file
 from asyncrl.launch.cluster.places import Place, Places
@@ -54,6 +53,7 @@ from asyncrl.messages import (
     Unequipped,
 )
 from asyncrl.messages.address import tcp_address
+from asyncrl.own_folder import own_folder
 from asyncrl.runtime import logs
 from asyncrl.runtime.ipc.errors import EndOfStream, LinkError
 from asyncrl.runtime.ipc.keys import write_key
@@ -97,7 +97,7 @@ def agent(
     this user's, or that another process uses."""
     with ExitStack() as stack:
         if folder is None:
-            run = stack.enter_context(machine_folder())
+            run = stack.enter_context(own_folder("agent"))
         else:
             run = folder.absolute()
             _own(run)

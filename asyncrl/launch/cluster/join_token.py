@@ -77,17 +77,29 @@ class JoinToken(msgspec.Struct, frozen=True):
     def read(cls, path: Path) -> JoinToken:
         """The token in a file. Raises ConfigError if there is none, or others may read it."""
         try:
-            token = msgspec.json.decode(read_private(path, TOKEN_BYTES), type=cls)
+            return cls.parsed(read_private(path, TOKEN_BYTES), str(path))
+        except OSError as error:
+            raise ConfigError(f"{path}: the join token cannot be read: {error.strerror}.") from None
+        except ValueError as error:
+            raise _no_token(str(path), error) from None
+
+    @classmethod
+    def parsed(cls, written: bytes, named: str) -> JoinToken:
+        """The token of these bytes, `named` so in errors. Raises ConfigError."""
+        try:
+            token = msgspec.json.decode(written, type=cls)
             if len(token.key) != KEY_BYTES:
                 raise ValueError("its key has another length")
             token.launcher  # noqa: B018  # it parses, or raises
-        except OSError as error:
-            raise ConfigError(f"{path}: the join token cannot be read: {error.strerror}.") from None
-        except (ValueError, msgspec.DecodeError) as error:
-            raise ConfigError(
-                f"{path} is not a join token ({error}): copy the run's join.token to this machine."
-            ) from None
+        except ValueError as error:
+            raise _no_token(named, error) from None
         return token
+
+
+def _no_token(named: str, error: ValueError) -> ConfigError:
+    return ConfigError(
+        f"{named} is not a join token ({error}): copy the run's join.token to this machine."
+    )
 
 
 def left_token(run: Path, host: str, port: int) -> JoinToken | None:

@@ -14,7 +14,6 @@ import select
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -37,6 +36,7 @@ from asyncrl.launch.hub.hub_messages import (
     Reply,
     Request,
 )
+from asyncrl.own_folder import own_folder
 from asyncrl.runtime.processes.process import isolated
 from asyncrl.runtime.run_dir import RUN_TOML
 from asyncrl.runtime.waiting import Doing
@@ -127,8 +127,8 @@ class NamedModels:
 @contextmanager
 def named_models(doing: Doing = lambda what: None) -> Iterator[NamedModels]:
     """Models by name, for one check. A ConfigError of the block names them, too."""
-    with tempfile.TemporaryDirectory(prefix="asyncrl-models-") as folder:
-        models = NamedModels(Path(folder), doing)
+    with own_folder("models") as folder:
+        models = NamedModels(folder, doing)
         try:
             yield models
         except ConfigError as error:
@@ -143,8 +143,8 @@ def model_directory(text: str | Path, doing: Doing = lambda what: None) -> Path:
     name = None if isinstance(text, Path) else _named(text, "")[0]
     if name is None:
         return Path(text)
-    with tempfile.TemporaryDirectory(prefix="asyncrl-models-") as folder:
-        ask = FindModel(name.repository, name.revision, True, folder)
+    with own_folder("models") as folder:
+        ask = FindModel(name.repository, name.revision, True, str(folder))
         found = _reply("the model", name, ask, doing)
         if found.missing:
             _room("the model", name, found)

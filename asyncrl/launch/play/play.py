@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import secrets
 import signal
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
@@ -59,6 +58,7 @@ from asyncrl.messages import (
     Split,
     Verdict,
 )
+from asyncrl.own_folder import own_folder
 from asyncrl.runtime.ipc.keys import write_key
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.runtime.processes.own_waits import own_waits
@@ -114,8 +114,8 @@ def play(
         temperature=config.rollout.temperature,
         notes={},
     )
-    with _unlogged(), _ended_once(), tempfile.TemporaryDirectory(prefix="asyncrl-play-") as folder:
-        player = partial(_play, config, task, initial, Path(folder), one, replies, say)
+    with _unlogged(), _ended_once(), own_folder("play") as folder:
+        player = partial(_play, config, task, initial, folder, one, replies, say)
         try:
             return trio.run(_unless_told_to_end, player)
         except BaseException as error:

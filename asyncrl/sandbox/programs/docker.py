@@ -10,11 +10,11 @@ from __future__ import annotations
 import secrets
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from asyncrl.own_folder import own_folder
 from asyncrl.sandbox.enders import absent
 from asyncrl.sandbox.opened import NoteError, Opened, ended_here, note_here
 from asyncrl.sandbox.programs.program import (
@@ -80,10 +80,10 @@ class Container:
                 "a container shows a program only its image, and no paths of this machine"
             )
         name = f"asyncrl-{secrets.token_hex(8)}"
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder).chmod(0o755)
-            write_files(Path(folder), program.files)
-            words = arguments(program, self._image, name, folder)
+        with own_folder("program") as folder:
+            folder.chmod(0o755)
+            write_files(folder, program.files)
+            words = arguments(program, self._image, name, str(folder))
             opened = Opened("container", name, (Path(self._client).name,))
             try:
                 note_here(opened)

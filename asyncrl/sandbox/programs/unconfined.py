@@ -8,11 +8,11 @@ import contextlib
 import os
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from asyncrl.own_folder import own_folder
 from asyncrl.sandbox.programs.program import (
     Program,
     ProgramError,
@@ -31,8 +31,8 @@ class Unconfined:
 
     @contextmanager
     def start(self, program: Program) -> Iterator[Started]:
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as work:
-            write_files(Path(work), program.files)
+        with own_folder("program") as work:
+            write_files(work, program.files)
             argv = limited(program.argv, program.limits, most=hard_limits(), processes=False)
             try:
                 process = subprocess.Popen(
@@ -41,7 +41,7 @@ class Unconfined:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     cwd=work,
-                    env=environment_of(program, work),
+                    env=environment_of(program, str(work)),
                     start_new_session=True,
                 )
             except OSError as error:

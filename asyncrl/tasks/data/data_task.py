@@ -25,6 +25,7 @@ from asyncrl.tasks.data.data_set import DataSet, digest_of, held_out_count
 from asyncrl.tasks.data.row_forms import RowForm
 from asyncrl.tasks.data.row_reader import ReadRow
 from asyncrl.tasks.data.taught_rows import prompt_of
+from asyncrl.tasks.images.image_source import is_not_shown
 from asyncrl.tasks.judge_request import JudgeRequest
 from asyncrl.tasks.later import Later, Loop, loop_of
 from asyncrl.tasks.partial_credit import exactly, settled_reward
@@ -57,6 +58,7 @@ class DataTask:
         self._exact = settled_reward(config) == "exact"
         run = ProgramRun(verdict_s=config.verdict_s, all_or_nothing=self._exact)
         self._verifiers = VerifierTable(config.verifier, run)
+        self._not_shown = 0
         train = held_out = DataSet(config.path, config.prompt_key, config.answer_key)
         own = not (config.eval_path and config.eval_size)
         first = len(train) - (held_out_count(config, len(train)) if own else 0)
@@ -98,6 +100,7 @@ class DataTask:
         """Check a row. Returns the digest of its prompt."""
         row = rows.row(index)
         read = rows.read_as_it_is(index, row)
+        self._not_shown += is_not_shown(row)
         try:
             verifier = self._verifiers.find(_named(row))
             entry = _entry(row, read)
@@ -156,6 +159,12 @@ class DataTask:
             notes.append(
                 f"{empty:,} {'row has an' if empty == 1 else 'rows have an'} empty answer, which "
                 "a response without text gets right"
+            )
+        if count := self._not_shown:
+            notes.append(
+                f"{count:,} {'row has' if count == 1 else 'rows have'} a column image or images "
+                "without an image, which is not shown: give a path beside the data, bytes or a "
+                "data URL"
             )
         return notes
 

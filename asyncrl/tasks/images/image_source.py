@@ -27,6 +27,8 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 _DATA = re.compile(r"data:[\w.+-]+/[\w.+-]+;base64,")
 _KNOWN = re.compile(_DATA.pattern + "|https?://", re.IGNORECASE)
 """Begin of a text that is an image, and no name of a container's."""
+_CONTAINER = re.compile(r"[a-z0-9][\w./:@-]*")
+"""A name of a container's image."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -121,6 +123,26 @@ def images_of(row: Mapping[str, Any]) -> list[ImageSource]:
                 raise LookupError(f"it has {len(values)} images, and {IMAGES} at most")
             return [image_source(one) for one in values]
     return []
+
+
+def is_not_shown(row: Mapping[str, Any]) -> bool:
+    """True if a row has something in the columns `images` and `image` that is neither an image nor
+    the name of a container's image: `images_of` leaves it out.
+
+    >>> is_not_shown({"image": "python:3.12"}), is_not_shown({"image": None, "images": []})
+    (False, False)
+    >>> is_not_shown({"image": 7}), is_not_shown({"images": "screen 7"})
+    (True, True)
+    """
+    for column in COLUMNS:
+        value = row.get(column)
+        values = value if isinstance(value, list) else [value]
+        if any(map(_looks_like_one, values)):
+            return False
+        named = isinstance(value, str) and _CONTAINER.fullmatch(value) is not None
+        if any(one or one == 0 for one in values) and not (named and column == "image"):
+            return True
+    return False
 
 
 def _looks_like_one(value: Any) -> bool:

@@ -819,8 +819,9 @@ async def test_a_server_without_descriptors_tries_again_and_lets_in_who_waited(
 async def test_a_silent_server_is_refused_in_time(tmp_path, monkeypatch, nursery):
     monkeypatch.setattr("asyncrl.runtime.ipc.endpoints.AUTHENTICATION_S", 0.02)
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    with pytest.raises(LinkError, match="within") as caught:
-        await connect(TcpAddress("127.0.0.1", listeners[0].socket.getsockname()[1]), KEY)
+    async with listeners[0] as listener:
+        with pytest.raises(LinkError, match="within") as caught:
+            await connect(TcpAddress("127.0.0.1", listener.socket.getsockname()[1]), KEY)
     assert caught.value.reason == "silent"
 
 

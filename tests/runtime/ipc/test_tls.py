@@ -175,6 +175,7 @@ async def test_a_client_without_a_certificate_is_refused(serving, machine):
     with pytest.raises((trio.BrokenResourceError, OSError)):
         await stream.receive_some()
         await stream.receive_some()
+    await trio.aclose_forcefully(stream)
     await refusals.reach(1)
     assert refusals == {"certificate": 1}
 
@@ -210,6 +211,7 @@ async def test_older_tls_is_refused(serving, machine, other_machine, version):
     stream = trio.SSLStream(await dial(bound), context, server_hostname="127.0.0.1")
     with pytest.raises(trio.BrokenResourceError):
         await stream.do_handshake()
+    await trio.aclose_forcefully(stream)
     await refusals.reach(1)
     assert refusals == {"certificate": 1}
 

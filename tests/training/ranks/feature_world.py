@@ -45,6 +45,8 @@ from asyncrl.training.supervised import SupervisedLoss
 from asyncrl.weightsync.narrowed import narrowed
 
 RANKS = 4
+GAP = "published_gap"
+"""The metric of a rounded publication."""
 TEMPERATURE = 0.7
 STEPS, SAVED = 3, 2
 EXAMPLES = [ExampleIds([1, 2], [3]), ExampleIds([4], [5, 6, 7, 8]), ExampleIds([9, 10], [12, 13])]
@@ -313,11 +315,23 @@ def one_step(learner: Learner) -> Found:
     if learner.average:
         weights |= {n: rank.whole(t).float().numpy().copy() for n, t in learner.average.tensors()}
     if not adapted(learner.model):
-        sent = narrowed(
-            ((n, rank.whole(p)) for n, p in learner.model.named_parameters()), torch.bfloat16
-        )
-        metrics["published_gap"] = rounding_gap(learner.model, sent, rank)
+        metrics[GAP] = _gap(learner.model, rank)
     return Found(seen, weights, counts + learner.counts, metrics, {})
+
+
+def gap_of(case: Case, weights: Arrays) -> float:
+    """The gap of a rounded publication of these weights, by one rank."""
+    model = model_of(case).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in weights:  # else it does not learn
+                parameter.copy_(torch.from_numpy(weights[name]))
+    return _gap(model, ALONE)
+
+
+def _gap(model: PreTrainedModel, rank: Rank) -> float:
+    whole = ((name, rank.whole(parameter)) for name, parameter in model.named_parameters())
+    return rounding_gap(model, narrowed(whole, torch.bfloat16), rank)
 
 
 def state_of(learner: Learner) -> dict[str, NDArray[Any]]:
