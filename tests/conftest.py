@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePath
@@ -14,6 +15,7 @@ import pytest
 from green import ROOT, Green
 from hypothesis import settings
 from seconds import Seconds
+from warm_process import python_of_workers
 from xdist.scheduler import LoadScopeScheduling
 
 # A property has no deadline of its own, because shared machines are slow at times. `make test`
@@ -124,6 +126,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Seconds())
+    if tx := config.getoption("tx", None):  # all workers import the product once
+        config.option.tx = [f"{spec}//python={python_of_workers()}" for spec in tx]
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's command in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.option.skip_green and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Green(config), "green")
 

@@ -4,7 +4,8 @@ Invariant, as of the product's fork server: it has one thread and computes nothi
 starts processes with torch (`FORKING`) has a warm process of its own, forked with it, of which
 these are forked: each fork server (`python -m asyncrl.actors.preloaded` is a child of its launcher,
 and leads a session), each actor that no fork server forks (the coordinator is started before the
-server is ready), and each module that a check runs.
+server is ready), and each module that a check runs. The workers of pytest are forked of one of
+their session (`WORKER`), with a warm process each likewise.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import gc
 import importlib
 import importlib.util
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -42,8 +44,12 @@ FORKING = ("train", "sft", "agent", "check")
 """Verbs of commands that start such processes."""
 PROGRAMS = ("cells",)
 """Modules that call `asyncrl.train`."""
+WORKER = "a-worker-of-pytest"
+"""In place of a module: what execnet passes to `python -u -c` is run."""
 BESIDE = ("asyncrl.training.fitting", "asyncrl.training.trial", "asyncrl.tasks.gym", "tabulate")
 """Modules that checks run, or actors import later, beside those of a fork server."""
+OF_TESTS = ("openai", "peft")
+"""Modules that tests import, beside those, and that take most of a second."""
 
 
 # --------------------------------------------------------------------------------- the test's side
@@ -86,6 +92,12 @@ def warm() -> Warm:
             descriptors=[listener.fileno()],
         ).pid
     return Warm(pid, address, {name: os.environ.get(name) for name in FIXED}, folder)
+
+
+def python_of_workers() -> str:
+    """The program that execnet calls in place of Python, for workers that are forked."""
+    client = [sys.executable, "-I", "-S", str(Path(__file__).with_name("warm.py"))]
+    return shlex.join([*client, warm().address, WORKER])
 
 
 class Popen(subprocess.Popen[Any]):
@@ -184,7 +196,7 @@ def main() -> None:
     gc.disable()
     installed = not_named()
     preloaded = importlib.import_module(PRELOADED)
-    imported = (*_of_commands(), *preloaded.MODULES, *preloaded.OF_AGENTS, *BESIDE)
+    imported = (*_of_commands(), *preloaded.MODULES, *preloaded.OF_AGENTS, *BESIDE, *OF_TESTS)
     for module in (*imported, f"{ACTOR}.__main__"):
         importlib.import_module(module)
     preloaded.model_class("")
@@ -218,6 +230,15 @@ def _become(
         sys.argv[1] = str(descriptors[0])
         sys.modules["__main__"] = sys.modules[PRELOADED]
         end_with(sys.modules[PRELOADED].main)
+    if module == WORKER:
+        _reseed()
+        gc.disable()  # until all is collected (tests/conftest.py)
+        gc.unfreeze()  # as hypothesis looks for who refers to a generator
+        sys.modules["anyio"].__doc__ = "PYTEST_DONT_REWRITE"  # else pytest warns that it is there
+        globals()["warm"] = own = cache(partial(_of_its_own, installed))
+        own()  # while this process has one thread
+        sys.modules["warm_process"] = sys.modules["__main__"]
+        end_with(partial(exec, words[-1], {"__name__": "__main__"}))
     if module in PROGRAMS or (words and words[0] in FORKING):
         _fork_what_it_starts(_of_its_own(installed))
 
