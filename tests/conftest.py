@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -15,7 +16,6 @@ import pytest
 from green import ROOT, Green
 from hypothesis import settings
 from seconds import Seconds
-from warm_process import python_of_workers
 from xdist.scheduler import LoadScopeScheduling
 
 # A property has no deadline of its own, because shared machines are slow at times. `make test`
@@ -127,7 +127,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Seconds())
     if tx := config.getoption("tx", None):  # all workers import the product once
-        config.option.tx = [f"{spec}//python={python_of_workers()}" for spec in tx]
+        # in no syntax tree: else each test file depended on all that it imports (green.py)
+        python = importlib.import_module("warm_process").python_of_workers()
+        config.option.tx = [f"{spec}//python={python}" for spec in tx]
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's command in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.option.skip_green and not hasattr(config, "workerinput"):

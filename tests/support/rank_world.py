@@ -29,8 +29,9 @@ vocabulary."""
 
 FORKS = multiprocessing.get_context("forkserver")
 """Makes processes in the time of a fork."""
-# the server has not the path of tests
-FORKS.set_forkserver_preload([*MODULES, "transformers.models.qwen3.modeling_qwen3"])
+# the server has not the path of tests, but what their modules import
+OF_TESTS = ("transformers.models.qwen3.modeling_qwen3", "pytest", "hypothesis")
+FORKS.set_forkserver_preload([*MODULES, *OF_TESTS])
 
 
 def on_ranks(store: Path, size: int, work: Callable[[DeviceMesh], T]) -> list[T]:
