@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import ctypes
+import fcntl
 import gc
 import importlib
 import importlib.util
@@ -26,7 +27,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from warm import FIXED, fork
@@ -44,8 +45,9 @@ FORKING = ("train", "sft", "agent", "check")
 """Verbs of commands that start such processes."""
 PROGRAMS = ("cells",)
 """Modules that call `asyncrl.train`."""
-WORKER = "a-worker-of-pytest"
-"""In place of a module: what execnet passes to `python -u -c` is run."""
+WORKER, SERVER = "a-worker-of-pytest", "a-fork-server-of-multiprocessing"
+"""In place of modules: the last word is code, as of `python -c`. The words before it are the
+numbers that the descriptors of a server have there."""
 BESIDE = ("asyncrl.training.fitting", "asyncrl.training.trial", "asyncrl.tasks.gym", "tabulate")
 """Modules that checks run, or actors import later, beside those of a fork server."""
 OF_TESTS = ("openai", "peft")
@@ -238,9 +240,23 @@ def _become(
         globals()["warm"] = own = cache(partial(_of_its_own, installed))
         own()  # while this process has one thread
         sys.modules["warm_process"] = sys.modules["__main__"]
-        end_with(partial(exec, words[-1], {"__name__": "__main__"}))
+    if module == SERVER:
+        _renumber(descriptors, [int(word) for word in words[:-1]])
+    if module in (WORKER, SERVER):
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        end_with(partial(exec, words[-1], vars(main)))
     if module in PROGRAMS or (words and words[0] in FORKING):
         _fork_what_it_starts(_of_its_own(installed))
+
+
+def _renumber(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
+    """Have the descriptors under these numbers."""
+    between = [fcntl.fcntl(one, fcntl.F_DUPFD, 2 * max(numbers)) for one in descriptors]
+    for one in descriptors:
+        os.close(one)
+    for one, number in zip(between, numbers, strict=True):
+        os.dup2(one, number)
+        os.close(one)
 
 
 def _reseed() -> None:
