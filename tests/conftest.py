@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -131,6 +132,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Seconds())
+    if tx := config.getoption("tx", None):  # all workers import the product once
+        # in no syntax tree: else each test file depended on all that it imports (green.py)
+        python = importlib.import_module("warm_process").python_of_workers()
+        config.option.tx = [f"{spec}//python={python}" for spec in tx]
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's command in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.option.skip_green and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Green(config), "green")
 

@@ -103,6 +103,7 @@ def told(python: Path, here: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.explore
 def test_an_installed_wheel_works_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     where = "import asyncrl.actors, asyncrl.staleness; print(asyncrl.actors.__file__)"
     assert told(installed, tmp_path, "-c", where).startswith(str(installed.parents[1]))

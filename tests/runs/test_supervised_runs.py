@@ -27,7 +27,7 @@ from asyncrl.runtime.run_dir import METRICS, MODEL, SUMMARY
 from asyncrl.training.checkpoint_index import complete
 from asyncrl.training.models import load_model
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.explore]
 
 STEPS, EVERY = 36, 4
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest import mock
 
 import torch
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
+from warm_process import SERVER, warm
 
 from asyncrl.actors.preloaded import MODULES
 from asyncrl.training import chunked_logits, packing
@@ -29,8 +32,9 @@ vocabulary."""
 
 FORKS = multiprocessing.get_context("forkserver")
 """Makes processes in the time of a fork."""
-# the server has not the path of tests
-FORKS.set_forkserver_preload([*MODULES, "transformers.models.qwen3.modeling_qwen3"])
+# its server is itself a fork, and has not the path of tests, but what their modules import
+OF_TESTS = ("transformers.models.qwen3.modeling_qwen3", "pytest", "hypothesis")
+FORKS.set_forkserver_preload([*MODULES, *OF_TESTS])
 
 
 def on_ranks(store: Path, size: int, work: Callable[[DeviceMesh], T]) -> list[T]:
@@ -47,6 +51,7 @@ def ranks(
     """Have `size` processes as the ranks of one group, each with what a function of a module makes
     there. Gives a function, which has each carry out another one on that, at once, and gives what
     each found, in their order."""
+    _have_a_server()
     ends, processes = list[Connection](), []
     for index in range(size):
         mine, theirs = FORKS.Pipe()
@@ -68,6 +73,18 @@ def ranks(
             end.close()
         for process in processes:
             process.join(PATIENCE_S)
+
+
+def _have_a_server() -> None:
+    """Fork the server of `FORKS` where none is: started, it would import for five seconds."""
+
+    def fork(python: bytes, words: Sequence[str], descriptors: Sequence[int]) -> int:
+        streams = [0, 1, 2, *descriptors]
+        return warm().fork(SERVER, [*descriptors, words[-1]], streams=streams)
+
+    resource_tracker.ensure_running()
+    with mock.patch.object(util, "spawnv_passfds", fork):
+        forkserver.ensure_running()
 
 
 def _mesh(mesh: DeviceMesh) -> DeviceMesh:

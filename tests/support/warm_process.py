@@ -4,7 +4,8 @@ Invariant, as of the product's fork server: it has one thread and computes nothi
 starts processes with torch (`FORKING`) has a warm process of its own, forked with it, of which
 these are forked: each fork server (`python -m asyncrl.actors.preloaded` is a child of its launcher,
 and leads a session), each actor that no fork server forks (the coordinator is started before the
-server is ready), and each module that a check runs.
+server is ready), and each module that a check runs. The workers of pytest are forked of one of
+their session (`WORKER`), with a warm process each likewise.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from __future__ import annotations
 import ast
 import atexit
 import ctypes
+import fcntl
 import gc
 import importlib
 import importlib.util
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -24,7 +27,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from warm import FIXED, fork
@@ -43,6 +46,9 @@ FORKING = ("train", "sft", "agent", "check")
 """Verbs of commands that start such processes."""
 PROGRAMS = ("cells",)
 """Modules that call `asyncrl.train`."""
+WORKER, SERVER = "a-worker-of-pytest", "a-fork-server-of-multiprocessing"
+"""In place of modules: the last word is code, as of `python -c`. The words before it are the
+numbers that the descriptors of a server have there."""
 BESIDE = (
     torch_process.TIED,
     "asyncrl.training.fitting",
@@ -51,6 +57,8 @@ BESIDE = (
     "tabulate",
 )
 """Modules that checks run, or actors import later, beside those of a fork server."""
+OF_TESTS = ("openai", "peft")
+"""Modules that tests import, beside those, and that take most of a second."""
 
 
 # --------------------------------------------------------------------------------- the test's side
@@ -95,6 +103,12 @@ def warm() -> Warm:
             descriptors=[listener.fileno()],
         ).pid
     return Warm(pid, address, {name: os.environ.get(name) for name in FIXED}, folder)
+
+
+def python_of_workers() -> str:
+    """The program that execnet calls in place of Python, for workers that are forked."""
+    client = [sys.executable, "-I", "-S", str(Path(__file__).with_name("warm.py"))]
+    return shlex.join([*client, warm().address, WORKER])
 
 
 class Popen(subprocess.Popen[Any]):
@@ -193,7 +207,7 @@ def main() -> None:
     gc.disable()
     installed = not_named()
     preloaded = importlib.import_module(PRELOADED)
-    imported = (*_of_commands(), *preloaded.MODULES, *preloaded.OF_AGENTS, *BESIDE)
+    imported = (*_of_commands(), *preloaded.MODULES, *preloaded.OF_AGENTS, *BESIDE, *OF_TESTS)
     for module in (*imported, f"{ACTOR}.__main__"):
         importlib.import_module(module)
     preloaded.model_class("")
@@ -227,8 +241,31 @@ def _become(
         sys.argv[1] = str(descriptors[0])
         sys.modules["__main__"] = sys.modules[PRELOADED]
         end_with(sys.modules[PRELOADED].main)
+    if module == WORKER:
+        _reseed()
+        gc.disable()  # until all is collected (tests/conftest.py)
+        gc.unfreeze()  # as hypothesis looks for who refers to a generator
+        sys.modules["anyio"].__doc__ = "PYTEST_DONT_REWRITE"  # else pytest warns that it is there
+        globals()["warm"] = own = cache(partial(_of_its_own, installed))
+        own()  # while this process has one thread
+        sys.modules["warm_process"] = sys.modules["__main__"]
+    if module == SERVER:
+        _renumber(descriptors, [int(word) for word in words[:-1]])
+    if module in (WORKER, SERVER):
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        end_with(partial(exec, words[-1], vars(main)))
     if module in PROGRAMS or (words and words[0] in FORKING):
         _fork_what_it_starts(_of_its_own(installed))
+
+
+def _renumber(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
+    """Have the descriptors under these numbers."""
+    between = [fcntl.fcntl(one, fcntl.F_DUPFD, 2 * max(numbers)) for one in descriptors]
+    for one in descriptors:
+        os.close(one)
+    for one, number in zip(between, numbers, strict=True):
+        os.dup2(one, number)
+        os.close(one)
 
 
 def _reseed() -> None:
