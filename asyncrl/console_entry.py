@@ -7,5 +7,5 @@ def main() -> int:
     try:
         from asyncrl.cli import main as command
     except KeyboardInterrupt:
-        return 130  # `asyncrl.cli.INTERRUPTED`, which was not imported
+        return 130  # asyncrl.exit_status.INTERRUPTED
     return command()
