@@ -23,6 +23,7 @@ from asyncrl.actors.coordinator.lifecycle import Outcome
 from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
 from asyncrl.experience import events as e
+from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.snapshot import Snapshot
 from asyncrl.messages import (
@@ -38,6 +39,7 @@ from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.simulation import policy
 from asyncrl.simulation.checker.checked_run import CheckedRun
 from asyncrl.simulation.checker.event_checks import CHECKS
+from asyncrl.simulation.checker.impossible_events import in_turn
 from asyncrl.simulation.checker.lease_witness import LeaseWitness
 from asyncrl.simulation.checker.lending_witness import LendingWitness
 from asyncrl.simulation.checker.publication_witness import FAILURES, PublicationWitness
@@ -341,6 +343,8 @@ class Checker(CheckedRun):
         self.hold(
             "order", number == len(self.events), "event {} is numbered {}", len(self.events), number
         )
+        for wrong in in_turn(self.reference, event, number) if self.violation is None else ():
+            self._refused(wrong)
         self.shadow.apply(_event.decode(data))
         if self.violation is None:
             CHECKS[type(event)](self, event)
@@ -353,6 +357,17 @@ class Checker(CheckedRun):
         if isinstance(event, e.Published):
             self.here.add(event.version)
         self._fresh = True
+
+    def _refused(self, event: e.AnyEvent) -> None:
+        """Have the fold of the events refuse one that cannot happen. `look_closely` shows whether
+        it has changed anything."""
+        try:
+            self.shadow.apply(event)
+        except ImpossibleEvent:
+            refused = True
+        else:
+            refused = False
+        self.hold("impossible", refused, "{} cannot happen, and was not refused", event)
 
     def _witnessed(self, number: int, event: e.AnyEvent) -> None:
         """Tell the witnesses of an event, before the reference takes it in."""
