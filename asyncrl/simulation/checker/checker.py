@@ -48,6 +48,7 @@ from asyncrl.simulation.checker.reference_state import gone_on
 from asyncrl.simulation.checker.schedule_witness import ScheduleWitness
 from asyncrl.simulation.checker.score_witness import ScoreWitness
 from asyncrl.simulation.checker.state_comparison import compare, compare_all, compare_shell
+from asyncrl.simulation.checker.status_checks import compare_status
 from asyncrl.simulation.checker.training_checks import check_batch, check_scores, check_step
 from asyncrl.simulation.checker.verdict_witness import VerdictWitness
 from asyncrl.simulation.policy import Rewards
@@ -69,6 +70,8 @@ SILENT_S = 60.0
 FOLD_EVERY = 16
 """Steps of tasks with events between two comparisons of the whole state with a fold of its
 events."""
+STATUS_EVERY = 50
+"""The same between two comparisons of the status that people see."""
 
 
 class Checker(CheckedRun):
@@ -560,6 +563,8 @@ class Checker(CheckedRun):
         if coordinator is not None and coordinator.parts.store is self.store:
             compare_shell(self, coordinator)
             self.lending.compared(coordinator)
+            if self._looks % STATUS_EVERY == 0:
+                compare_status(self, coordinator)
         if self._looks % FOLD_EVERY == 0:
             self.look_closely()
 

@@ -175,7 +175,10 @@ def _cut(mine: ReferenceState, event: e.Cut) -> Changes:
     episode = mine.episode(event.rollout)
     assert episode is not None
     call = episode.calls[event.call]
-    yield from ({"tokens": -1}, {"tokens": len(call.versions) + 1}, {"call": NOBODY})
+    before = len(call.context) // 4
+    ends = [next.after[1] for next in episode.calls.values() if next.after[0] == call.id]
+    needed = max([0, *(end - before for end in ends)])
+    yield from ({"tokens": needed - 1}, {"tokens": len(call.versions) + 1}, {"call": NOBODY})
 
 
 def _reused(mine: ReferenceState, event: e.Reused) -> Changes:
