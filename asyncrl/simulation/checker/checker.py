@@ -590,6 +590,12 @@ class Checker(CheckedRun):
         self.publications.look(start, kept)
         self.lending.device(start, held)
 
+    def look_at_disk(self, last: int) -> None:
+        """Check that no event is called durable that is not on the disk, whose last is this."""
+        if not self._dead:
+            durable = self.store.durable
+            self.hold("durable", durable <= last, "{} is durable, and on disk is {}", durable, last)
+
     def look_at_waits(self, name: str, waits: Waits) -> None:
         """Check that every wait of the process of that name has a name, and ends in time."""
         now = self.clock()
