@@ -168,7 +168,7 @@ def _called(mine: ReferenceState, event: e.Called) -> Changes:
     yield {"after": (NOBODY, 1)}
     if event.after is not None:
         parent = episode.calls[event.after[0]]
-        yield from ({"after": (parent.id, end)} for end in (0, len(parent.path) // 4 + 1))
+        yield from ({"after": (parent.id, end)} for end in (-1, 0, len(parent.path) // 4 + 1))
 
 
 def _cut(mine: ReferenceState, event: e.Cut) -> Changes:
