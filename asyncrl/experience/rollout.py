@@ -74,10 +74,6 @@ class Rollout(Call):
     own alone, and spans count from there. A rollout stands for `leaves` of its root's, and `forks`
     while it may still give some away (`rollout.fork`). `slot` is the place of its draws.
 
-    A *fork* continues the `shared` ids, which are the first tokens of its `parent`; `ids` are its
-    own alone, and spans count from there. A rollout stands for `leaves` of its root's, and `forks`
-    while it may still give some away (`rollout.fork`). `slot` is the place of its draws.
-
     `left_out`: its group was trained without it, because it was not chosen (`train.keep`). A rule
     was asked about its first `looked` tokens last, 0 before, and let it go on with the `chance` of
     all that was said of it; one that it ended is `pruned` (`rollout.prune`).
