@@ -20,6 +20,7 @@ from asyncrl.simulation import policy
 from asyncrl.simulation.causes import unexplained
 from asyncrl.simulation.checker.checker import Checker
 from asyncrl.simulation.checker.reference_growth import due_sizes
+from asyncrl.simulation.checker.reference_steps import of_steps
 from asyncrl.simulation.checker.reference_trees import group_of_trees
 from asyncrl.simulation.fake_learner import loss_of
 from asyncrl.simulation.fake_world import BETWEEN_LIVES_S, FakeWorld
@@ -31,7 +32,7 @@ from asyncrl.simulation.policy import Rewards
 from asyncrl.simulation.shapes import drawn, drawn_agents, speeds
 from asyncrl.simulation.task_order import replayable
 from asyncrl.simulation.themes import Shape
-from asyncrl.simulation.world import LifeOutcome, World
+from asyncrl.simulation.world import LifeOutcome
 
 LIVES = 40
 """Lives after which a run that never finishes is stuck."""
@@ -70,7 +71,7 @@ class SeedReport:
 class _Steps(trio.abc.Instrument):
     """Instrument of trio that has the checker look after each step of a task."""
 
-    def __init__(self, world: World, checker: Checker) -> None:
+    def __init__(self, world: FakeWorld, checker: Checker) -> None:
         self._world, self._checker = world, checker
         self.count = 0
 
@@ -82,6 +83,7 @@ class _Steps(trio.abc.Instrument):
                 for process in self._world.processes.values():
                     self._checker.look_at_waits(process.name, process.waits)
                 self._look_at_engines()
+                self._checker.look_at_disk(self._world.sim_disk.last)
             if self.count > STEPS:
                 self._checker.violated(
                     "liveness", f"{STEPS} steps of tasks, and the run is not over"
@@ -287,7 +289,7 @@ def _judge_curve(world: FakeWorld, checker: Checker, last: int, *, complete: boo
     """Check that each version has one line in the curve, of the step that made it, in order, and
     each evaluation one. Where the run gave up, nobody may have heard of its last step; where the
     disk had no room when the run was over, the journal has lost its last events as well; the lines
-    of versions that it knows to be published are there."""
+    of versions that it knows to be published are there. Each has the tokens of its own step."""
     points = [point_of(line) for line in world.sim_disk.lines]
     steps = [point for point in points if isinstance(point, StepPoint)]
     evaluated = [point.version for point in points if isinstance(point, EvaluationPoint)]
@@ -304,6 +306,18 @@ def _judge_curve(world: FakeWorld, checker: Checker, last: int, *, complete: boo
         made,
         due,
     )
+    accounts = of_steps(checker.events)
+    for point in steps:
+        due_account = accounts.get(point.version - 1, (0, Counter()))
+        checker.hold(
+            "curve",
+            due_account == (point.trained, Counter(point.discarded)),
+            "the line of version {} has trained {} and discarded {}; by the events these are {}",
+            point.version,
+            point.trained,
+            point.discarded,
+            due_account,
+        )
     checker.hold(
         "curve",
         None not in points and len(set(evaluated)) == len(evaluated),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from hashlib import sha256
 
 import msgspec
@@ -141,10 +142,19 @@ class Parts:
         assert isinstance(play, Play)
         return actor, play.rollout
 
-    def ask(self, actor: Actor, rollout: int, number: int, *context: int, budget: int = 4) -> None:
+    def ask(
+        self,
+        actor: Actor,
+        rollout: int,
+        number: int,
+        *context: int,
+        budget: int = 4,
+        stops: Sequence[str] = (),
+    ) -> None:
         episode = self.experience.rollouts[rollout].episode
         assert episode is not None
-        message = Ask(rollout, episode.attempt, number, budget, role=f"role-{episode.attempt}")
+        role = f"role-{episode.attempt}"
+        message = Ask(rollout, episode.attempt, number, budget, [*stops], role=role)
         self.playing.on_ask(actor, message, ids(*context))
 
     def lease(self) -> list[AgentCall]:
@@ -273,6 +283,28 @@ async def test_what_the_last_attempt_did_not_ask_is_orphaned_and_the_attempt_cou
     p.playing.on_played(other, Played(number, 2, "stop"))
     assert p.experience.ledger.tokens.discarded == {"orphaned": 4}
     assert [turn.tokens for turn in p.rollout(number).turns] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("context", "budget", "stops"), [([1, 3], 4, ["!"]), ([1, 2], 3, ["!"]), ([1, 2], 4, ["?"])]
+)
+async def test_an_attempt_that_asks_for_something_else_is_answered_anew(
+    context: list[int], budget: int, stops: list[str]
+) -> None:
+    """All that changes an answer is in the key of a call."""
+    p = Parts()
+    actor, number = p.begun()
+    p.ask(actor, number, 0, 1, 2, budget=4, stops=["!"])
+    (call,) = p.lease()
+    p.answer(call)
+    other = p.replace(actor)
+    p.ask(other, number, 0, *context, budget=budget, stops=stops)
+    (new,) = p.lease()
+    assert new.key != call.key and p.playing.diverged == 1
+    p.answer(new)
+    third = p.replace(other)
+    p.ask(third, number, 0, 1, 2, budget=4, stops=["!"])
+    assert not p.lease() and len(p.rollout(number).episode.calls) == 2, "the first is known still"
 
 
 async def test_equal_calls_of_an_attempt_have_draws_of_their_own_and_are_known_in_their_order() -> (

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from unittest import TestCase
 
 import msgspec
+import pytest
 from experience_world import MAX_LAG, Account, World
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import invariant
 from some_values import drawn
 
 from asyncrl.experience import events as e
-from asyncrl.experience.call import TOKEN_BYTES, RolloutStatus
+from asyncrl.experience.call import TOKEN_BYTES, ImpossibleEvent, RolloutStatus
 from asyncrl.experience.episode import AgentCall
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.rollout import ENDED, Rollout
 from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.experience.snapshot import Snapshot
+from asyncrl.simulation.checker.impossible_events import impossible
+from asyncrl.simulation.checker.reference_state import gone_on
 
 OPEN = (
     *(RolloutStatus.WAITING, RolloutStatus.LEASED, RolloutStatus.BEGUN),
@@ -368,6 +372,19 @@ class Views(World):
         }
 
 
+class Refusals(World):
+    """Beside each event that happens, those that cannot are refused, and change nothing."""
+
+    def apply(self, event: e.AnyEvent) -> None:
+        reference, _ = gone_on(self.events, ())
+        before = copy.deepcopy(self.experience)
+        for wrong in impossible(reference, event):
+            with pytest.raises(ImpossibleEvent):
+                self.experience.apply(wrong)
+        assert self.experience == before
+        super().apply(event)
+
+
 def case(world: type[World]) -> type[TestCase]:
     """A machine's tests, as pytest collects them."""
     world.TestCase.settings = PROFILE
@@ -381,3 +398,4 @@ TestInvariant4ParallelArrays = case(ParallelArrays)
 TestEpisodes = case(Episodes)
 TestInvariant8RestartEqualsNoCrash = case(RestartEqualsNoCrash)
 TestViews = case(Views)
+TestRefusals = case(Refusals)

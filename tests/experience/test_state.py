@@ -550,6 +550,21 @@ def test_only_what_a_step_has_is_kept_and_only_for_later_steps(story: Story) -> 
     refuses(x, e.Replayed(3, [0]), "replayed already")
 
 
+def test_a_cut_leaves_the_tokens_that_other_contexts_need(story: Story) -> None:
+    story(
+        e.Admitted(0, 0, 1, "train", 0, PROMPT, 9, played=True),
+        e.Begun(0, "agents-0", 1),
+        e.Called(0, 1, 1, None, PROMPT, 5, 4, 1.0),
+        e.Leased(1, "rollout-0", 1),
+        e.Extended(1, 1, 0, 0, ints(7, 8, 9), floats(-1, -1, -1)),
+        e.Answered(1, 1, "stop"),
+        e.Called(0, 1, 2, (1, 4), ints(3), 6, 4, 1.0),  # after the prompt and two of the three
+    )
+    refuses(story.experience, e.Cut(0, 1, 1, 1), "other contexts need 2")
+    story(e.Cut(0, 1, 1, 2))
+    assert story.experience.ledger.tokens.discarded == {"unused": 1}
+
+
 def test_fold_of_nothing_is_the_beginning() -> None:
     assert fold([]) == Experience()
     assert Experience() != fold([e.LateTokens(1)])

@@ -21,6 +21,7 @@ from asyncrl.actors.coordinator.lifecycle import Outcome
 from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
 from asyncrl.experience import events as e
+from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.snapshot import Snapshot
 from asyncrl.messages import Chunks, Message, MicroBatch, Play, Sample, StatusUpdate, Stepped
@@ -29,6 +30,7 @@ from asyncrl.simulation import policy
 from asyncrl.simulation.checker.checked_run import CheckedRun
 from asyncrl.simulation.checker.evaluation_witness import EvaluationWitness
 from asyncrl.simulation.checker.event_checks import CHECKS
+from asyncrl.simulation.checker.impossible_events import in_turn
 from asyncrl.simulation.checker.lease_witness import LeaseWitness
 from asyncrl.simulation.checker.lending_witness import LendingWitness
 from asyncrl.simulation.checker.publication_witness import FAILURES, PublicationWitness
@@ -37,6 +39,7 @@ from asyncrl.simulation.checker.reference_rollouts import ReferenceCall
 from asyncrl.simulation.checker.schedule_witness import ScheduleWitness
 from asyncrl.simulation.checker.score_witness import ScoreWitness
 from asyncrl.simulation.checker.state_comparison import compare, compare_all, compare_shell
+from asyncrl.simulation.checker.status_checks import compare_status
 from asyncrl.simulation.checker.training_checks import check_batch, check_scores, check_step
 from asyncrl.simulation.checker.verdict_witness import VerdictWitness
 from asyncrl.simulation.policy import Rewards
@@ -58,6 +61,8 @@ SILENT_S = 60.0
 FOLD_EVERY = 16
 """Steps of tasks with events between two comparisons of the whole state with a fold of its
 events."""
+STATUS_EVERY = 50
+"""The same between two comparisons of the status that people see."""
 
 
 class Checker(CheckedRun):
@@ -257,6 +262,8 @@ class Checker(CheckedRun):
         self.hold(
             "order", number == len(self.events), "event {} is numbered {}", len(self.events), number
         )
+        for wrong in in_turn(self.reference, event, number) if self.violation is None else ():
+            self._refused(wrong)
         self.shadow.apply(_event.decode(data))
         if self.violation is None:
             CHECKS[type(event)](self, event)
@@ -269,6 +276,17 @@ class Checker(CheckedRun):
         if isinstance(event, e.Published):
             self.here.add(event.version)
         self._fresh = True
+
+    def _refused(self, event: e.AnyEvent) -> None:
+        """Have the fold of the events refuse one that cannot happen. `look_closely` shows whether
+        it has changed anything."""
+        try:
+            self.shadow.apply(event)
+        except ImpossibleEvent:
+            refused = True
+        else:
+            refused = False
+        self.hold("impossible", refused, "{} cannot happen, and was not refused", event)
 
     def _witnessed(self, number: int, event: e.AnyEvent) -> None:
         """Tell the witnesses of an event, before the reference takes it in."""
@@ -452,6 +470,8 @@ class Checker(CheckedRun):
         if coordinator is not None and coordinator.parts.store is self.store:
             compare_shell(self, coordinator)
             self.lending.compared(coordinator)
+            if self._looks % STATUS_EVERY == 0:
+                compare_status(self, coordinator)
         if self._looks % FOLD_EVERY == 0:
             self.look_closely()
 
@@ -476,6 +496,12 @@ class Checker(CheckedRun):
         """Check the versions that an engine keeps, and the rollouts that it holds."""
         self.publications.look(start, kept)
         self.lending.device(start, held)
+
+    def look_at_disk(self, last: int) -> None:
+        """Check that no event is called durable that is not on the disk, whose last is this."""
+        if not self._dead:
+            durable = self.store.durable
+            self.hold("durable", durable <= last, "{} is durable, and on disk is {}", durable, last)
 
     def look_at_waits(self, name: str, waits: Waits) -> None:
         """Check that every wait of the process of that name has a name, and ends in time."""

@@ -18,7 +18,7 @@ def gone_on(
         if number not in undone:
             state.apply(event)
         elif isinstance(event, e.Published):
-            state.served = event.version
+            state.served, state.newest = event.version, max(state.newest, event.version)
     due = taken_again(events, state.rollouts)
     for _, rollouts in due:
         for id in rollouts:

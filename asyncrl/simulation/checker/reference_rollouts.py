@@ -124,10 +124,22 @@ class ReferenceRollout(ReferenceCall):
 class ReferenceAgentCall(ReferenceCall):
     """A call of an agent's: its whole `context`, and the tokens that it may sample (`budget`).
     `used`: the present attempt has made it; `over`: its answer is complete, by `finish` unless it
-    was cut; `buried`: it failed for good. `role` is that of the attempt which made it last."""
+    was cut; `buried`: it failed for good. `role` is that of the attempt which made it last. Its
+    context begins with so many tokens of another call: `after`, which is `(-1, 0)` for none."""
 
     __slots__ = (
-        *("budget", "buried", "context", "episode", "finish", "key", "over", "role", "temperature"),
+        *(
+            "after",
+            "budget",
+            "buried",
+            "context",
+            "episode",
+            "finish",
+            "key",
+            "over",
+            "role",
+            "temperature",
+        ),
         "used",
     )
 
@@ -135,6 +147,7 @@ class ReferenceAgentCall(ReferenceCall):
         super().__init__(event.call, episode.rollout.group)
         self.episode, self.context = episode, context
         self.key, self.budget = event.key, event.max_new_tokens
+        self.after = event.after or (-1, 0)
         self.temperature, self.role = event.temperature, event.role
         self.used, self.over, self.buried, self.finish = True, False, False, ""
 

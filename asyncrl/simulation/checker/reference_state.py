@@ -89,6 +89,7 @@ class ReferenceState:
         self.replayed: dict[int, dict[int, ReferenceRollout]] = {}
         self.published: int | None = None
         self.served: int | None = None  # published last, also where a crash undid it
+        self.newest = 0  # the last version that was ever published
         self.touched: set[int] = set()
 
     @property
@@ -295,6 +296,7 @@ class ReferenceState:
                     self.restarts[event.group] = group.event.prompt_index
             case e.Published():
                 self.published = self.served = event.version
+                self.newest = max(self.newest, event.version)
                 groups = dict(self.groups)
                 self.kept = {
                     number: kept for number, kept in self.kept.items() if kept[0] >= event.version
