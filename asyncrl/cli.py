@@ -15,7 +15,6 @@ From `train` to the training loop:
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import sys
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from asyncrl.arguments import parser
 from asyncrl.exit_status import INTERRUPTED
+from asyncrl.runtime.output import outlived
 from asyncrl.view_verbs import (
     compare_runs,
     list_runs,
@@ -48,14 +48,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit status. Ctrl-C is no traceback at any moment, also
     while modules are imported."""
     try:
-        return _main(argv)
+        with outlived():
+            return _main(argv)
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without `≤` shows `?`
     given = sys.argv[1:] if argv is None else argv
     if given[:1] == ["help"]:  # as of git: `help train` is `train --help`
         given = [*given[1:2], "--help"]

@@ -273,8 +273,37 @@ def test_what_is_saved_is_a_model_directory(model: Path, tmp_path: Path) -> None
         assert torch.equal(one, other)
     assert rl.Sampler(saved).generate(["x"], max_new_tokens=2)[0].sampled_tokens <= 2
     (tmp_path / "mine").mkdir()
-    with pytest.raises(ConfigError, match="not a model directory"):
-        learner.save(tmp_path / "mine")
+    (tmp_path / "link").symlink_to(saved)
+    for name in ("mine", "link"):
+        with pytest.raises(ConfigError, match="not a model directory"):
+            learner.save(tmp_path / name)
+    (saved / "notes.txt").write_text("of a year")
+    (partial := tmp_path / ".partial-other").mkdir()  # somebody else saves beside it
+    with pytest.raises(ConfigError, match=r"notes\.txt there is no file of a saved model"):
+        learner.save(saved)
+    learner.save(tmp_path / "beside")
+    assert (saved / "notes.txt").exists() and partial.exists()
+
+
+def test_what_is_no_prompt_is_refused_in_a_sentence(model: Path) -> None:
+    sampler = rl.Sampler(model, rl.Config(**SMALL))
+    messages = [{"role": "user", "content": "x"}]
+    for prompts in ([messages], [[1.5]], [[2**32 + 5]], [None], ["\ud800"], "a", [""]):
+        with pytest.raises(ValueError, match=r"prompt|text"):
+            sampler.generate(prompts)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="beyond 32 bits"):
+        rl.Sequence([2**32 + 65, 66], [-1.0], prompt_tokens=1)
+    with pytest.raises(TypeError):
+        sampler.generate(["a"], max_new_tokens=1.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("of", [rl.train, rl.sft, rl.open_task, rl.starting_model])
+def test_what_is_no_configuration_is_refused_in_a_sentence(of: Any) -> None:
+    for config in ("run.toml", {"train": {"steps": 3}}, None):
+        with pytest.raises(ConfigError, match=r"is not a configuration: give an rl\.Config"):
+            of(config)
+    with pytest.raises(ConfigError, match="can name no file"):
+        rl.train(rl.Config(), resume="a\0b")
 
 
 def test_what_needs_a_run_is_refused_by_the_learner(model: Path, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def write_first_run(what: str, path: Path, sets: Sequence[str] = ()) -> None:
             "it away."
         ) from None
     except OSError as error:
-        raise ConfigError(f"{path}: this cannot be written ({error.strerror}).") from None
+        raise ConfigError(f"{path}: this cannot be written ({error.strerror or error}).") from None
 
 
 def main_job() -> str:

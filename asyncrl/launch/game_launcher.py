@@ -29,6 +29,7 @@ from asyncrl.runtime.logs import path as log_path
 from asyncrl.runtime.output import Output
 from asyncrl.runtime.processes.process import Process
 from asyncrl.runtime.processes.supervisor import describe_exit
+from asyncrl.runtime.processes.told_to_end import obeying
 from asyncrl.sandbox.syscalls import PR_SET_PDEATHSIG, prctl
 
 LINE_BYTES = 2**16
@@ -110,8 +111,7 @@ class _RunningGame:
 
     async def run(self) -> int:
         """Attend to all of them. Returns the status of the whole."""
-        async with trio.open_nursery() as nursery:
-            await nursery.start(self._obey_signals)
+        async with obeying(self._obey), trio.open_nursery() as nursery:
             async with trio.open_nursery() as lives:
                 for child in self._children:
                     lives.start_soon(self._show, child)
@@ -175,14 +175,8 @@ class _RunningGame:
     def _say(self, text: str) -> None:
         self._console.out(text, highlight=False)
 
-    async def _obey_signals(self, task_status: trio.TaskStatus[None]) -> None:
-        """Pass each signal on to all runs, which obey it as any run does."""
-        obeyed = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            obeyed.append(signal.SIGHUP)
-        with trio.open_signal_receiver(*obeyed) as signals:
-            task_status.started()
-            async for number in signals:
-                self._signalled = self._signalled or signal.Signals(number)
-                for child in self._left:
-                    child.process.signal(signal.Signals(number))
+    def _obey(self, number: signal.Signals) -> None:
+        """Pass a signal on to all runs, which obey it as any run does."""
+        self._signalled = self._signalled or number
+        for child in self._left:
+            child.process.signal(number)

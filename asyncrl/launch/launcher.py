@@ -63,6 +63,7 @@ from asyncrl.runtime.processes.process import last_words
 from asyncrl.runtime.processes.run_supervisor import Interrupted, RunSupervisor, SupervisedEnd
 from asyncrl.runtime.processes.standstill import TICK_S
 from asyncrl.runtime.processes.supervisor import ActorFailed, Child, describe_exit
+from asyncrl.runtime.processes.told_to_end import obeying
 from asyncrl.runtime.progress import receive
 from asyncrl.runtime.run_dir import (
     GATEWAY_KEY,
@@ -161,28 +162,32 @@ class _Launch:
         self._clear()
         (self._run / FOLDER).mkdir(exist_ok=True)
         with logs.kept(self._run, "launcher", 0):
-            with self._display:
-                async with servers_ended(self._run), trio.open_nursery() as nursery:
-                    await nursery.start(self._obey_signals)
-                    if self._config.run.page_port:
-                        nursery.start_soon(keep_page, self._config.run, self._display.note)
-                    self._fork_server: ForkServer = await nursery.start(self._keep_fork_server)
-                    if joined(self._config):
-                        await self._let_machines_join(nursery)
-                    async with trio.open_nursery() as lasting:
-                        over = trio.Event()
-                        lasting.start_soon(self._keep_what_lasts, over)
-                        await self._end_left()
-                        end = await self._live()
-                        await self._end_left()
-                        over.set()
-                    if self._machines is not None:
-                        await self._machines.dismiss()
-                    nursery.cancel_scope.cancel()
-            # An actor that was killed, or had not ended when the run was over, leaves these files.
-            with suppress(OSError):
-                self._forget_left()
-            return self._report(end)
+            async with obeying(self._obey):
+                return self._report(await self._run_to_end())
+
+    async def _run_to_end(self) -> SupervisedEnd:
+        """Start what lasts, live, and clean up. Returns how the last life ended."""
+        with self._display:
+            async with servers_ended(self._run), trio.open_nursery() as nursery:
+                if self._config.run.page_port:
+                    nursery.start_soon(keep_page, self._config.run, self._display.note)
+                self._fork_server: ForkServer = await nursery.start(self._keep_fork_server)
+                if joined(self._config):
+                    await self._let_machines_join(nursery)
+                async with trio.open_nursery() as lasting:
+                    over = trio.Event()
+                    lasting.start_soon(self._keep_what_lasts, over)
+                    await self._end_left()
+                    end = await self._live()
+                    await self._end_left()
+                    over.set()
+                if self._machines is not None:
+                    await self._machines.dismiss()
+                nursery.cancel_scope.cancel()
+        # An actor that was killed, or had not ended when the run was over, leaves these files.
+        with suppress(OSError):
+            self._forget_left()
+        return end
 
     def _report(self, end: SupervisedEnd) -> int:
         """Show the result of the run. Returns the exit status."""
@@ -431,23 +436,17 @@ class _Launch:
         if (end := self._seldom.due(reason)) is not None:
             self._display.note(f"A connection to the launcher was refused: {reason}{end}.")
 
-    async def _obey_signals(self, task_status: trio.TaskStatus[None]) -> None:
-        """Drain the run at the first SIGINT, SIGTERM or SIGHUP, within `supervision.grace_s`, and
-        end it at once at another one. A terminal that hangs up may send SIGHUP several times, and
-        further ones end nothing. A run that was started with SIGHUP ignored (`nohup`) goes on."""
-        obeyed = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            obeyed.append(signal.SIGHUP)
-        with trio.open_signal_receiver(*obeyed) as signals:
-            task_status.started()
-            async for number in signals:
-                if number == signal.SIGHUP and self._signalled is not None:
-                    continue
-                self._signalled = signal.Signals(number)
-                if said := SIGNALLED.get(self._supervisor.interrupt()):
-                    self._display.note(said)
-                else:
-                    self._lasting.cancel()
+    def _obey(self, number: signal.Signals) -> None:
+        """Drain the run at the first signal, within `supervision.grace_s`, and end it at once at
+        another one. A terminal that hangs up may send SIGHUP several times, and further ones end
+        nothing."""
+        if number == signal.SIGHUP and self._signalled is not None:
+            return
+        self._signalled = number
+        if said := SIGNALLED.get(self._supervisor.interrupt()):
+            self._display.note(said)
+        else:
+            self._lasting.cancel()
 
     # --------------------------------------------------------------------------------- RunObserver
 

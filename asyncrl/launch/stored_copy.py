@@ -98,7 +98,7 @@ def fetch(url: str, run: Path, say: Callable[[str, int], object]) -> None:
     except StoreError as error:
         raise ConfigError(f"{shown_url(url)}: it is not fetched, because {error}.") from None
     except OSError as error:
-        raise ConfigError(f"{run}: it cannot be written: {error.strerror}.") from None
+        raise ConfigError(f"{run}: it cannot be written: {error.strerror or error}.") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -50,7 +50,7 @@ class Sequence:
         tokens of the prompt, or the `mask`, if tokens that were not sampled (a tool's) lie between
         sampled ones. `versions` is one number for all sampled tokens, or one for each. Raises
         ValueError if these do not fit together."""
-        self.ids: NDArray[np.int32] = _integers("ids", ids).astype(np.int32)
+        self.ids: NDArray[np.int32] = token_ids("ids", ids)
         self.mask = _mask(len(self.ids), prompt_tokens, mask)
         sampled = int(self.mask.sum())
         self.logprobs: NDArray[np.float32] = _line("logprobs", logprobs).astype(np.float32)
@@ -158,6 +158,14 @@ def _mask(tokens: int, prompt_tokens: int | None, mask: ArrayLike | None) -> NDA
             "with its prompt"
         )
     return marked
+
+
+def token_ids(name: str, items: ArrayLike) -> NDArray[np.int32]:
+    """Ids [tokens] as engines and learners take them. Raises ValueError for what is none."""
+    array = _integers(name, items) if np.size(items) else np.zeros(0, np.int64)
+    if array.size and (int(array.min()) < -(2**31) or int(array.max()) >= 2**31):
+        raise ValueError(f"{name} has an id that no vocabulary has, beyond 32 bits")
+    return array.astype(np.int32)
 
 
 def _integers(name: str, items: ArrayLike) -> NDArray[Any]:

@@ -15,12 +15,15 @@ from asyncrl.algorithms.objectives import Objective
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.flow import max_lag
 from asyncrl.config.losses import advantage_of
+from asyncrl.config.paths import exists, is_file, shown
+from asyncrl.escape import escaped
 from asyncrl.experience.group_facts import GroupFacts
 from asyncrl.experience.micro_batches import micro_batches
 from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.experience.training_message import training_message
 from asyncrl.launch.hub.hub_models import model_directory, with_directories
 from asyncrl.library.arrays import Sequence as PublicSequence
+from asyncrl.library.given_config import as_config
 from asyncrl.library.own_code import Corrections, for_this_process
 from asyncrl.library.starting_model import as_model, opened
 from asyncrl.messages import Sample, TokenCount
@@ -28,6 +31,7 @@ from asyncrl.tasks import TaskError
 from asyncrl.training import learner as core
 from asyncrl.training.checkpoint_io import export
 from asyncrl.training.kl_terms import open_kl_terms
+from asyncrl.training.model_writing import of_model
 from asyncrl.training.models import ModelError
 from asyncrl.training.rounding import round_in_training
 from asyncrl.training.supervised import open_supervised
@@ -79,7 +83,9 @@ class Learner:
         over. Keywords are those of `train`. Raises ConfigError for settings that need a whole run,
         and a model that cannot be trained."""
         given = {"advantage": advantage, "objective": objective, "correction": correction}
-        config = for_this_process(Config() if config is None else config, given)
+        config = for_this_process(
+            Config() if config is None else as_config("Learner", config), given
+        )
         _refuse_settings_of_runs(config)
         self.config = config = with_directories(config)
         self.path = model_directory(model) if isinstance(model, str | Path) else None
@@ -168,13 +174,20 @@ class Learner:
 
     def save(self, path: str | Path) -> Path:
         """Write the model as a Hugging Face directory, replacing a model at `path`, with the
-        tokenizer of the directory from which the learner began. Raises ConfigError if `path` is a
-        directory of something else, and CheckpointError if it cannot be written."""
+        tokenizer of the directory from which the learner began. Raises ConfigError if `path` has
+        anything else, which would be lost, and CheckpointError if it cannot be written."""
         target = Path(path)
-        if target.exists() and not (target / "config.json").is_file():
-            raise ConfigError(
-                f"{target}: this exists and is not a model directory; choose another path."
-            )
+        if exists(target) or target.is_symlink():
+            if target.is_symlink() or not is_file(target / "config.json"):
+                raise ConfigError(
+                    f"{shown(target)}: this exists and is not a model directory; choose another "
+                    "path."
+                )
+            if other := next((file for file in target.iterdir() if not of_model(file)), None):
+                raise ConfigError(
+                    f"{shown(target)}: {escaped(other.name)} there is no file of a saved model, "
+                    "and would be lost; choose another path."
+                )
         return export(path, self.model, self.path or Path(path))
 
     def _pieces(

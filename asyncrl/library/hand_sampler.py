@@ -6,6 +6,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import count
+from operator import index
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,8 @@ from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.engines.request_checks import refuse_misfit
 from asyncrl.launch.hub.hub_models import model_directory
 from asyncrl.library.arrays import Sequence as PublicSequence
+from asyncrl.library.arrays import token_ids
+from asyncrl.library.given_config import as_config
 from asyncrl.library.hand_learner import Learner
 from asyncrl.library.starting_model import as_model, opened
 from asyncrl.tasks import TaskError
@@ -58,7 +61,7 @@ class Sampler:
         """Sample from a model directory or a name on a hub, or from a copy of a model; then
         `tokenizer` is such a directory with its tokenizer, without which prompts are ids. Raises
         ConfigError for a model that cannot be decoded."""
-        self.config = config = Config() if config is None else config
+        self.config = config = Config() if config is None else as_config("Sampler", config)
         directory = tokenizer and model_directory(tokenizer)
         if isinstance(model, str | Path):
             model = model_directory(model)
@@ -101,8 +104,10 @@ class Sampler:
         Prompts are texts, conversations or ids. At temperature 0 it is greedy, and the sequences
         are for evaluation: a learner expects `rollout.temperature`. Raises ValueError for a prompt
         that does not fit."""
-        if isinstance(prompts, str):
-            raise ValueError("prompts is one text: give a list of texts")
+        if isinstance(prompts, str | ChatPrompt):
+            raise ValueError("prompts is one prompt: give a list of them")
+        if max_new_tokens is not None:
+            max_new_tokens = index(max_new_tokens)
         rollout, asked = self.config.rollout, list[tuple[int, Request]]()
         for prompt in prompts:
             ids, group = self._ids(prompt), next(self._groups)
@@ -134,10 +139,13 @@ class Sampler:
 
     def _ids(self, prompt: Prompt | Sequence[int]) -> NDArray[np.int32]:
         if not isinstance(prompt, str | ChatPrompt):
-            return np.asarray(prompt, np.int32)
+            return token_ids("a prompt that is no text", prompt)
         if not self.tokenizer:
             raise ValueError("a prompt is text, and there is no tokenizer: give one, or ids")
-        return np.array(self.tokenizer.encode(prompt), np.int32)
+        try:
+            return np.array(self.tokenizer.encode(prompt), np.int32)
+        except TaskError as error:
+            raise ValueError(str(error)) from None
 
     def _sequence(self, group: int, request: Request, chunks: Sequence[Chunk]) -> PublicSequence:
         response = np.concatenate([chunk.ids for chunk in chunks])

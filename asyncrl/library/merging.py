@@ -121,8 +121,10 @@ def factors(models: int, weights: Sequence[float] | None, based: bool) -> list[f
         raise ConfigError(
             f"merge: there are {len(given)} weights for {models} models; give one for each."
         )
-    if not all(map(math.isfinite, given)):
-        raise ConfigError("merge: a weight is NaN or infinite; give numbers such as 0.7 and 0.3.")
+    if not sum(map(abs, given)) < math.inf:
+        raise ConfigError(
+            "merge: a weight is NaN, infinite or too large; give numbers such as 0.7 and 0.3."
+        )
     if based:
         return [1.0 - math.fsum(given), *given]
     if min(given, default=0.0) < 0 or not (total := math.fsum(given)):

@@ -13,24 +13,17 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
-import math
-import re
 import symtable
 import sys
 from collections.abc import Iterator, Mapping
-from decimal import Decimal
-from fractions import Fraction
 from functools import partial
-from pathlib import PosixPath
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from asyncrl.config import ConfigError
+from asyncrl.library.later_attributes import Definition, given_later
+from asyncrl.library.literals import literal
 
-LITERAL_CHARACTERS = 2**20
-"""Characters of a constant, at most; more of them are data, and belong into a file."""
-DEPTH = 32
-"""Lists and tables within one another in a constant, at most."""
 MAIN = "__main__"
 
 Imports = Mapping[str, str]
@@ -41,7 +34,7 @@ from."""
 class _Definition(NamedTuple):
     """A definition of the top level: its syntax tree, and its text with decorators."""
 
-    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    node: Definition
     text: str
 
 
@@ -125,11 +118,20 @@ class _Writer:
         if found is None:
             raise ConfigError(
                 f"train: {self._role} needs the source of {name}, which this session does not "
-                "have: define it in a cell or in a file, not by exec."
+                "have: define it with def or class, in a cell or in a file."
             )
         for used, needed in _names_used(found.node).items():
             self._use(used, found.node, namespace_of(thing), needed=needed)
         self._parts.append(found.text)
+        for attribute, value in given_later(thing, found.node).items():
+            self._give(f"{name}.{attribute}", value, found.node)
+
+    def _give(self, name: str, value: Any, node: Definition) -> None:
+        """Add an attribute that a definition was given after it: `judge.executes = True`."""
+        if is_of_session(value) and (inspect.isclass(value) or inspect.isroutine(value)):
+            self._use_definition(name, value)
+        elif not self._add_constant(name, value) and not node.decorator_list:
+            self._refuse_variable(name, value)  # a decorator gives its own again
 
     def _use(self, name: str, node: ast.AST, namespace: Mapping[str, Any], *, needed: bool) -> None:
         """Add what the global `name` stands for; one that is not there stays as it is, as does one
@@ -143,17 +145,25 @@ class _Writer:
             self._use_definition(name, value)
         elif (home := _home(value, name)) is not None:
             self._import_from(*home, name)
-        elif (constant := literal(value)) is not None:
-            self._known[name] = value
-            self._parts.append(f"{name} = {constant.text}")
-            self._imports |= {f"import {module}": None for module in sorted(constant.modules)}
-        elif needed:
-            kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-            raise ConfigError(
-                f"train: {self._role} uses the variable {name}, of type {kind}, which another "
-                "process cannot make again from its text: make it inside of the function, or read "
-                "it from a file there."
-            )
+        elif not self._add_constant(name, value) and needed:
+            self._refuse_variable(name, value)
+
+    def _add_constant(self, name: str, value: Any) -> bool:
+        """Add a constant as text. False if it has none."""
+        if (constant := literal(value)) is None:
+            return False
+        self._known[name] = value
+        self._parts.append(f"{name} = {constant.text}")
+        self._imports |= {f"import {module}": None for module in sorted(constant.modules)}
+        return True
+
+    def _refuse_variable(self, name: str, value: Any) -> NoReturn:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        raise ConfigError(
+            f"train: {self._role} uses the variable {name}, of type {kind}, which another "
+            "process cannot make again from its text: make it inside of the function, or read "
+            "it from a file there."
+        )
 
     def _use_definition(self, name: str, value: Any) -> None:
         role = self._role
@@ -210,63 +220,6 @@ def namespace_of(thing: Any) -> Mapping[str, Any]:
     return found if found is not None else vars(sys.modules[thing.__module__])
 
 
-class Literal(NamedTuple):
-    """The text of a constant, and the modules that it names."""
-
-    text: str
-    modules: frozenset[str] = frozenset()
-
-
-def literal(value: Any) -> Literal | None:
-    """A constant as text, if it is made of plain values alone; else None.
-
-    >>> literal({"a": [1, 2.5, (None,)]}).text, literal(object())
-    ("{'a': [1, 2.5, (None,)]}", None)
-    >>> literal([re.compile("[0-9]+", re.ASCII)])
-    Literal(text="[re.compile('[0-9]+', 256)]", modules=frozenset({'re'}))
-    """
-    modules = set[str]()
-    text = _literal(value, 0, modules)
-    if text is None or len(text) > LITERAL_CHARACTERS:
-        return None
-    return Literal(text, frozenset(modules))
-
-
-def _literal(value: Any, depth: int, modules: set[str]) -> str | None:
-    kind = type(value)
-    if depth > DEPTH:
-        return None
-    if kind is float and not math.isfinite(value):
-        return f"float('{value}')"
-    if kind in (type(None), bool, int, float, complex, str, bytes, type(...)):
-        return repr(value)
-    if kind is re.Pattern:
-        modules.add("re")
-        return f"re.compile({value.pattern!r}, {int(value.flags)})"
-    if kind in (PosixPath, Fraction, Decimal):
-        modules.add(kind.__module__.partition(".")[0])
-        return f"{kind.__module__.partition('.')[0]}.{value!r}"
-    if kind is dict:
-        pairs = [
-            (_literal(key, depth + 1, modules), _literal(item, depth + 1, modules))
-            for key, item in value.items()
-        ]
-        if any(None in pair for pair in pairs):
-            return None
-        return "{" + ", ".join(f"{key}: {item}" for key, item in pairs) + "}"
-    if kind not in (list, tuple, set, frozenset):
-        return None
-    items = [_literal(item, depth + 1, modules) for item in value]
-    if any(item is None for item in items):
-        return None
-    inner = ", ".join(item for item in items if item is not None)
-    if kind is list:
-        return f"[{inner}]"
-    if kind is tuple:
-        return f"({inner}{',' * (len(items) == 1)})"
-    return f"{kind.__name__}([{inner}])"
-
-
 def _home(value: Any, name: str) -> tuple[str, str] | None:
     """The module and the name there of something that was imported from it; None if it was not."""
     module = getattr(value, "__module__", None)
@@ -294,7 +247,7 @@ def _below(module: str, name: str, node: ast.AST) -> Iterator[str]:
                 yield path
 
 
-def _names_used(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> dict[str, bool]:
+def _names_used(node: Definition) -> dict[str, bool]:
     """Global names that a definition uses; True if it needs one outside of annotations of
     functions, which no process evaluates."""
     with_annotations, without = _globals(ast.unparse(node)), _globals(ast.unparse(_bare(node)))

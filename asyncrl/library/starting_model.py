@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from asyncrl.bundled.warmup import prepare_model
 from asyncrl.config import Config, ConfigError
 from asyncrl.launch.hub.hub_models import model_directory
+from asyncrl.library.given_config import as_config
 from asyncrl.tasks import TaskError
 from asyncrl.training.models import ModelError, load_model
 from asyncrl.training.output_layer import float32_output
@@ -21,7 +22,7 @@ def starting_model(config: Config) -> Path:
     """The model directory that a run of this configuration starts from: `model.path`, or the
     bundled small model, which learns the task's own answers for `model.warmup_steps` and is kept in
     the user's cache. Raises ConfigError."""
-    if config.model.path:
+    if as_config("starting_model", config).model.path:
         return model_directory(config.model.path)
     try:
         return prepare_model(config)

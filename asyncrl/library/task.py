@@ -7,6 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 from asyncrl.config import Config, ConfigError
+from asyncrl.library.given_config import as_config
 from asyncrl.messages import Split
 from asyncrl.tasks import Task, TaskError, as_number
 from asyncrl.tasks.answer import Answer
@@ -22,6 +23,7 @@ def open_task(config: Config, task: type[RowTask] | RowTask | None = None) -> Ta
     """Open the task that `[task]` names (a data set of reasoning-gym, a JSONL file, a class of your
     own), or an `rl.Task` itself, by prompts of splits. Raises ConfigError, also for one whose
     verifier executes answers: that needs the sandbox of a run."""
+    as_config("open_task", config)
     if task is None:
         return _judged_here(opened(config.task, config.run.seed), config.task.name)
     try:

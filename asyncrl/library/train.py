@@ -18,7 +18,7 @@ from trio.lowlevel import in_trio_run
 
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.derived import Row, derived
-from asyncrl.config.paths import exists, is_file, reachable
+from asyncrl.config.paths import exists, is_file, reachable, refuse_unnamed
 from asyncrl.config.plugins import importing
 from asyncrl.config.sft import supervised_run
 from asyncrl.explain.cell import console_here
@@ -31,6 +31,7 @@ from asyncrl.launch.routing_bytes import routing_bytes
 from asyncrl.launch.scale_rows import scale_rows
 from asyncrl.launch.sft_checks import check_sft
 from asyncrl.launch.trainer_memory import memory_rows
+from asyncrl.library.given_config import as_config
 from asyncrl.library.kept_code import kept_code
 from asyncrl.library.own_code import own_code
 from asyncrl.runtime.processes.machine import available_cores
@@ -63,8 +64,10 @@ def start(
     file that `asyncrl calibrate` wrote, if any. Raises ConfigError if the run cannot start as
     configured."""
     _refuse_place()
+    as_config("train", config)
     console = console_here() if console is None else console
     if resume is not None:
+        refuse_unnamed([resume])
         refuse_foreign(resume.absolute())
     code = own_code(config, given, resumes=resume is not None)
     if not code.settings:

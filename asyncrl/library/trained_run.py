@@ -15,6 +15,7 @@ from asyncrl.algorithms.minibatches.minibatch_rule import MinibatchRule
 from asyncrl.algorithms.objectives import Objective
 from asyncrl.config import Config
 from asyncrl.config.sft import supervised_run
+from asyncrl.library.given_config import as_config
 from asyncrl.library.opened_run import Run
 from asyncrl.library.own_code import Corrections
 from asyncrl.library.task import ListTask
@@ -87,4 +88,6 @@ def sft(
     """Learn the data's own answers to the end (docs/sft.md), as `train` trains: the run's
     `model_path` is what `model.path` of another run takes. Settings that only rewarded rollouts
     have are left out. Raises ConfigError if the run cannot start as configured."""
-    return train(supervised_run(config), task=task, resume=resume, console=console)
+    return train(
+        supervised_run(as_config("sft", config)), task=task, resume=resume, console=console
+    )

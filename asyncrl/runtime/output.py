@@ -12,6 +12,7 @@ import io
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from typing import TextIO
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,22 @@ class Output(io.TextIOBase):
             os.dup2(nowhere, descriptor)
             os.close(nowhere)
         logger.warning("nothing more is shown: %s", error.strerror or error)
+
+
+@contextlib.contextmanager
+def outlived() -> Iterator[None]:
+    """Let the block go on if the reader of its stdout leaves, or its disk is full. A stream that
+    was closed before the start takes all text, and shows none."""
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123
+        stdout, stderr = sys.stdout or nowhere, sys.stderr or nowhere
+        if isinstance(stdout, io.TextIOWrapper):
+            stdout.reconfigure(errors="replace")  # a terminal without `≤` shows `?`
+        output = Output(stdout)
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(stderr):
+            try:
+                yield
+            finally:
+                output.flush()
 
 
 def complain(sentence: str) -> None:

@@ -155,7 +155,7 @@ def command(seeds: range, *, agents: bool, jobs: int, as_json: bool) -> int:
     began = time.perf_counter()
     found = shared(seeds, jobs, agents=agents) if jobs > 1 else tally(seeds, agents=agents)
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode(found))
+        sys.stdout.write(msgspec.json.encode(found).decode())
         return 0
     print("\n".join(sentences(found, time.perf_counter() - began)))
     return FAILED if found.failures else 0

@@ -196,7 +196,7 @@ class OwnTask:
         row = self._row(split, prompt_index)
         try:
             known = self._task.answer(row)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._error(
                 f"has no answer to row {prompt_index} of {split} ({reason(error)})"
             ) from error
@@ -233,7 +233,7 @@ class OwnTask:
             if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
                 raise TypeError(f"it returned a {type(found).__name__}, and must return rows")
             return list(islice(found, most))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._error(
                 f"has no rows, because {method}() failed ({reason(error)})"
             ) from error
@@ -245,7 +245,7 @@ class OwnTask:
             question: Any = self._task.prompt(row)
             if isinstance(question, list | tuple):
                 return conversation(question)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._error(
                 f"makes no prompt of row {at} of {split} ({reason(error)})"
             ) from error
@@ -334,7 +334,7 @@ def _made(kind: type[RowTask], params: Mapping[str, Any]) -> RowTask:
         ) from None
     try:
         return kind(**params)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TaskError(
             f"task.name: the class {kind.__name__} cannot be made with task.params = "
             f"{dict(params)} ({reason(error)})"

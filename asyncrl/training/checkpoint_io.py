@@ -348,7 +348,9 @@ def _publish(
     partial = path.parent / f"{PARTIAL_FOLDER}{path.name}"
 
     def prepare() -> dict[str, Digest]:
-        for left in path.parent.glob(f"{PARTIAL_FOLDER}*") if rank.index == 0 else ():
+        # Others may write beside a directory that a user names; one of checkpoints is the run's.
+        lefts = [partial, _old(path)] if above else path.parent.glob(f"{PARTIAL_FOLDER}*")
+        for left in filter(Path.exists, lefts) if rank.index == 0 else ():
             try:
                 shutil.rmtree(left)
             except OSError as error:
@@ -412,7 +414,11 @@ def _by_all(rank: Rank, path: Path, work: Callable[[], dict[str, Digest]]) -> di
 def _delete(path: Path) -> None:
     """Renamed first: a deletion cut short must not leave half a checkpoint under a checkpoint's
     name."""
-    shutil.rmtree(path.rename(path.parent / f"{PARTIAL_FOLDER}old-{path.name}"))
+    shutil.rmtree(path.rename(_old(path)))
+
+
+def _old(path: Path) -> Path:
+    return path.parent / f"{PARTIAL_FOLDER}old-{path.name}"
 
 
 def _left(path: Path, error: OSError) -> None:

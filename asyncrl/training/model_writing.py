@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from asyncrl.config.paths import is_file
 from asyncrl.training.adapters import adapted, merged
 from asyncrl.training.ranks.rank import Rank
 from asyncrl.training.staging import Staging
@@ -91,6 +92,16 @@ def write_tensors(folder: Path, staged: StagedModel) -> list[Path]:
     for name, tensors in staged.files.items():
         save_file(dict(tensors), folder / name, metadata={"format": "pt"})
     return [folder / name for name in staged.files]
+
+
+def of_model(file: Path) -> bool:
+    """True for a file that a saved model may have.
+
+    >>> of_model(Path("none/config.json")), of_model(Path("none"))
+    (False, False)
+    """
+    names = {"config.json", "generation_config.json", INDEX, *TOKENIZER}
+    return (file.name in names or file.suffix == ".safetensors") and is_file(file)
 
 
 def write_rest(folder: Path, staged: StagedModel, tokenizer: Path) -> None:

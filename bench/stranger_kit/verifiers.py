@@ -39,10 +39,10 @@ REFUSED_CODE: dict[str, str] = {
     "a number": "judge = 1.0\n",
     "a module": "import json as judge\n",
     "rewards of no names": "def judge(answer, line):\n    return 1.0\njudge.rewards = 'score'\n",
-    "rewards of a name twice": "def judge(a, l):\n    return 1.0\njudge.rewards = ('a', 'a')\n",
+    "rewards of a name twice": "def judge(answer):\n    return 1.0\njudge.rewards = ('a', 'a')\n",
     "not there": "def judges(answer, line):\n    return 1.0\n",
     "no Python": "def judge(answer, line)\n    return 1.0\n",
-    "an import that fails": "import no_such_module\ndef judge(a, l):\n    return 1.0\n",
+    "an import that fails": "import no_such_module\ndef judge(answer, line):\n    return 1.0\n",
     "an import that raises": "raise RuntimeError('\\x1b[2J')\n",
     "an import that exits": "import sys\nsys.exit({code})\n",
     "an import that needs a file": "open('no such file')\n",
@@ -55,7 +55,7 @@ REFUSED_CODE: dict[str, str] = {
     "a mapping that raises": (
         "import collections.abc as c\nclass M(c.Mapping):\n    __len__ = __getitem__ = None\n"
         "    def __iter__(self):\n        raise RuntimeError('no')\n"
-        "def judge(a, l):\n    return 1.0\nVERIFIERS = M()\n"
+        "def judge(answer, line):\n    return 1.0\nVERIFIERS = M()\n"
     ),
     "a partial of too few": (
         "import functools\ndef f(a):\n    return 1.0\njudge = functools.partial(f)\n"
@@ -66,14 +66,14 @@ REFUSED_CODE: dict[str, str] = {
         "class E(Exception):\n    def __str__(self):\n        raise E\nraise E\n"
     ),
     "an import without an end of depth": "def f():\n    f()\nf()\n",
-    "NUL in the source": "x = 1\0\ndef judge(a, l):\n    return 1.0\n",
+    "NUL in the source": "x = 1\0\ndef judge(answer, line):\n    return 1.0\n",
     "a number that raises": (
         "class F(float):\n    def __float__(self):\n        raise ValueError('no')\n"
         "def judge(answer, line):\n    return F(1)\n"
     ),
     "bytes": "def judge(answer, line):\n    return b'1'\n",
-    "an array": "import numpy\ndef judge(a, l):\n    return numpy.ones(3)\n",
-    "not UTF-8": "x = '\xe9'\ndef judge(a, l):\n    return 1.0\n",
+    "an array": "import numpy\ndef judge(answer, line):\n    return numpy.ones(3)\n",
+    "not UTF-8": "x = '\xe9'\ndef judge(answer, line):\n    return 1.0\n",
 }
 """Code with which a run cannot start."""
 NOTED_CODE: dict[str, str] = {
@@ -84,8 +84,8 @@ NOTED_CODE: dict[str, str] = {
     "exits": "import sys\ndef judge(answer, line):\n    sys.exit({code})\n",
     "ends the process": "import os\ndef judge(answer, line):\n    os._exit({code})\n",
     # in `strict` it is the first process of its namespace, which no signal of its own ends
-    "kills itself": "import os\ndef judge(a, l):\n    os.kill(os.getpid(), 9)\n    os._exit(9)\n",
-    "crashes": "import ctypes\ndef judge(a, l):\n    ctypes.string_at(0)\n",
+    "kills itself": "import os\ndef judge(answer):\n    os.kill(os.getpid(), 9)\n    os._exit(9)\n",
+    "crashes": "import ctypes\ndef judge(answer, line):\n    ctypes.string_at(0)\n",
     "never ends": "def judge(answer, line):\n    while True: pass\n",
     "sleeps": "import time\ndef judge(answer, line):\n    time.sleep(100)\n",
     "recursion": "def judge(answer, line):\n    return judge(answer, line)\n",
@@ -100,7 +100,7 @@ NOTED_CODE: dict[str, str] = {
         "    raise ExceptionGroup('x', [ValueError('\\x1b[2J'), KeyError(1)])\n"
     ),
     "asks the user": "def judge(answer, line):\n    return float(input('reward? '))\n",
-    "stops itself": "import os\ndef judge(a, l):\n    os.kill(os.getpid(), 19)\n    1 / 0\n",
+    "stops itself": "import os\ndef judge(answer):\n    os.kill(os.getpid(), 19)\n    1 / 0\n",
     "opens without an end": (
         "import os\ndef judge(answer, line):\n    return [os.pipe() for _ in range(10**7)][0]\n"
     ),
@@ -143,9 +143,9 @@ RUNS_CODE: dict[str, str] = {
         "import os, time\ndef judge(answer, line):\n    if not os.fork():\n"
         "        os.setsid()\n        time.sleep(1000)\n        os._exit(0)\n    return 1.0\n"
     ),
-    "a fraction": "import fractions\ndef judge(a, l):\n    return fractions.Fraction(1, 2)\n",
-    "a decimal": "import decimal\ndef judge(a, l):\n    return decimal.Decimal('0.5')\n",
-    "an array of none": "import numpy\ndef judge(a, l):\n    return numpy.array(0.5)\n",
+    "a fraction": "import fractions\ndef judge(answer):\n    return fractions.Fraction(1, 2)\n",
+    "a decimal": "import decimal\ndef judge(answer, line):\n    return decimal.Decimal('0.5')\n",
+    "an array of none": "import numpy\ndef judge(answer, line):\n    return numpy.array(0.5)\n",
     "positions alone": "def judge(answer, line, /):\n    return 1.0\n",
     "a partial": (
         "import functools\ndef f(k, a, l):\n    return k\njudge = functools.partial(f, 0.5)\n"
@@ -153,34 +153,34 @@ RUNS_CODE: dict[str, str] = {
     ),
     "a cache": (
         "import functools\n@functools.cache\ndef f(a):\n    return 0.5\n"
-        "def judge(a, l):\n    return f(a)\n"
+        "def judge(answer, line):\n    return f(answer)\n"
     ),
     "its own loop": (
         "import asyncio\nasync def f():\n    return 0.5\n"
-        "def judge(a, l):\n    return asyncio.run(f())\n"
+        "def judge(answer, line):\n    return asyncio.run(f())\n"
     ),
     "temporary files": (
-        "import tempfile\ndef judge(a, l):\n    with tempfile.NamedTemporaryFile('w') as f:\n"
+        "import tempfile\ndef judge(answer):\n    with tempfile.NamedTemporaryFile('w') as f:\n"
         "        return float(f.write('x'))\n"
     ),
     "a pool of threads": (
         "from concurrent.futures import ThreadPoolExecutor as P\n"
-        "def judge(a, l):\n    with P(2) as p:\n        return sum(p.map(float, [1, 0]))\n"
+        "def judge(answer, line):\n    with P(2) as p:\n        return sum(p.map(float, [1, 0]))\n"
     ),
     "a pool of processes": (
         "import multiprocessing as m\n"
-        "def judge(a, l):\n    with m.get_context('fork').Pool(2) as p:\n"
+        "def judge(answer, line):\n    with m.get_context('fork').Pool(2) as p:\n"
         "        return sum(p.map(float, [1, 0]))\n"
     ),
-    "special tokens": "def judge(a, l):\n    return float(a.text_special.startswith(a[:1]))\n",
-    "logs": "import logging\ndef judge(a, l):\n    logging.error('x' * 9999)\n    return 1.0\n",
-    "warns": "import warnings\ndef judge(a, l):\n    warnings.warn('x')\n    return 1.0\n",
+    "special tokens": "def judge(answer):\n    return float(answer.text_special.startswith(answer[:1]))\n",
+    "logs": "import logging\ndef judge(answer):\n    logging.error('x' * 9999)\n    return 1.0\n",
+    "warns": "import warnings\ndef judge(answer, line):\n    warnings.warn('x')\n    return 1.0\n",
     "a limit of recursion": (
-        "import sys\nsys.setrecursionlimit(10**6)\ndef judge(a, l):\n    return 1.0\n"
+        "import sys\nsys.setrecursionlimit(10**6)\ndef judge(answer, line):\n    return 1.0\n"
     ),
     "a handler of signals at import": (
         "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "def judge(a, l):\n    return 1.0\n"
+        "def judge(answer, line):\n    return 1.0\n"
     ),
     "a helper": "from {module}_helper import half\ndef judge(answer, line):\n    return half\n",
     "a file at import": (

@@ -28,6 +28,7 @@ from asyncrl.messages import Exited, RunFinished
 from asyncrl.runtime.processes.healing import lost_head
 from asyncrl.runtime.processes.run_supervisor import SupervisedEnd
 from asyncrl.runtime.processes.supervisor import ActorFailed
+from asyncrl.runtime.processes.told_to_end import obeying
 from asyncrl.runtime.run_dir import INITIAL, JOURNAL, KEY, LAST_STATUS, STATUS, SUMMARY
 from asyncrl.training.checkpoint_index import CheckpointError
 
@@ -171,10 +172,8 @@ async def test_a_signal_between_two_lives_ends_the_run(
     monkeypatch.setattr(launcher, "RunSupervisor", Supervisor)
     launch = launched(tmp_path)
     monkeypatch.setattr(launch, "_end_left", told_to_end)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(launch._obey_signals)
+    async with obeying(launch._obey):
         end = await launch._live()
-        nursery.cancel_scope.cancel()
     assert len(lives) == 1 and launch._report(end) == FAILED
     said = capsys.readouterr()
     assert "coordinator-0" in said.err and "Draining" not in said.out + said.err

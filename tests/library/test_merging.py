@@ -93,7 +93,8 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
     assert "no such directory" in refused(capsys, a, tmp_path / "nowhere", "-o", out)
     assert "1 weights for 2" in refused(capsys, a, b, "-o", out, "--weights", "1")
     assert "at least 0" in refused(capsys, a, b, "-o", out, "--weights=-1,2")
-    assert "NaN" in refused(capsys, a, b, "-o", out, "--weights", "nan,1")
+    for unusable in ("nan,1", "inf,1", "1e308,1e308"):
+        assert "NaN, infinite or too" in refused(capsys, a, b, "-o", out, "--weights", unusable)
     assert "there already" in refused(capsys, a, b, "-o", b)
     wide = model(tmp_path / "wide", 1.0, hidden_size=7)
     assert "hidden_size" in refused(capsys, a, wide, "-o", out)

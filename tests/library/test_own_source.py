@@ -105,6 +105,17 @@ SAME = {
         ["x = object()\n\ndef f(x):  # of the same cell\n    return x\n\nprint"],
         1,
     ),
+    "attributes that a function or a class was given later": (
+        [
+            "from enum import IntEnum\nclass E(IntEnum):\n    A = 1\nT = 2",
+            "class K:\n    n, m = 0, 1\n    k = 0\n    def f(self):\n        late = 1",
+            "K.k = 5\nK.late = 7",
+            "def g(x):\n    return 3",
+            "def f(x):\n    return f.more(x) + f.parts['a'] + K.k + K.late + E.A + f.plain",
+            "f.more = g\nf.parts = {'a': T}\nf.plain = True",
+        ],
+        19,
+    ),
     "names of annotations that are not there, or have no source": (
         ["x = object()", "def f(x: 'Row', y: x = 3) -> Unknown:\n    return y"]
         if sys.version_info >= (3, 14)

@@ -13,6 +13,7 @@ from typing import TextIO
 import pytest
 from rich.console import Console
 
+from asyncrl.cli import main
 from asyncrl.explain.display import Display
 from asyncrl.messages import StatusUpdate
 from asyncrl.runtime.output import Output
@@ -98,3 +99,22 @@ def test_what_holds_no_descriptor_falls_quiet_too(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING):
         assert output.write("text") == 4 and output.write("text") == 4
     assert output.quiet and len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("verb", ["tasks", "settings", "--help", "runs"])
+def test_a_command_outlives_the_reader_of_its_output(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stdout that was closed before the start, and a disk that is full."""
+    monkeypatch.chdir(tmp_path)
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        for stdout in (None, full):
+            monkeypatch.setattr("sys.stdout", stdout)
+            monkeypatch.setattr("sys.stderr", None)
+            try:
+                status = main([verb])
+            except SystemExit as ended:
+                status = ended.code or 0
+            assert status == (2 if verb == "runs" else 0)
+            monkeypatch.undo()
+            monkeypatch.chdir(tmp_path)

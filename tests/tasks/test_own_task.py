@@ -136,6 +136,7 @@ BAD = {
     "def rows(self): return []": "leaves no row to train on: it has none",
     "def rows(self): return 'abc'": "it returned a str, and must return rows",
     "def rows(self): 1 / 0": "because rows() failed (ZeroDivisionError: division by zero)",
+    "def rows(self): raise SystemExit(3)": "because rows() failed (SystemExit: 3)",
     "def rows(self): yield {'question': 'a'}": "no prompt of row 0 of train (LookupError",
     f"{GOOD}\n    def prompt(self, row): return row": "makes a dict of row 0 of",
     f"{GOOD}\n    def prompt(self, row): return None": "must return text",

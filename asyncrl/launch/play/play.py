@@ -62,6 +62,7 @@ from asyncrl.own_folder import own_folder
 from asyncrl.runtime.ipc.keys import write_key
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.runtime.processes.own_waits import own_waits
+from asyncrl.runtime.processes.told_to_end import ending, obeying
 from asyncrl.runtime.run_dir import GATEWAY_KEY, JUDGED
 from asyncrl.runtime.waiting import Doing, waiting
 from asyncrl.tasks import Task, TaskError
@@ -119,8 +120,6 @@ def play(
         try:
             return trio.run(_unless_told_to_end, player)
         except BaseException as error:
-            if _within(error, KeyboardInterrupt):
-                raise KeyboardInterrupt from None
             if (wrong := input_error(error) or _within(error, WorkersLost)) is None:
                 raise
             raise ConfigError(f"{escaped(str(wrong)).removesuffix('.')}.") from None
@@ -139,13 +138,14 @@ def _unlogged() -> Iterator[None]:
 
 @contextmanager
 def _ended_once() -> Iterator[None]:
-    """Let no SIGTERM end the process in the block, where one is listened for: a second one would
+    """Let no signal end the process in the block, where each is listened for: a second one would
     leave behind what the block removes at its end."""
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    before = {number: signal.signal(number, lambda *_: None) for number in ending()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _within(error: BaseException, kind: type[E]) -> E | None:
@@ -189,20 +189,19 @@ def _initial(config: Config, doing: Doing) -> Path:
 
 
 async def _unless_told_to_end(player: Callable[[], Awaitable[int]]) -> int:
-    """The exit status of what is played, or that of SIGTERM, which ends it with all that it
-    opened."""
-    status = 128 + signal.SIGTERM
-    async with trio.open_nursery() as nursery:
+    """The exit status of what is played, or that of the first signal, which ends it with all that
+    it opened."""
+    told, playing = list[signal.Signals](), trio.CancelScope()
 
-        async def listen() -> None:
-            with trio.open_signal_receiver(signal.SIGTERM) as received:
-                async for _ in received:
-                    nursery.cancel_scope.cancel()
+    def end(number: signal.Signals) -> None:
+        told.append(number)
+        playing.cancel()
 
-        nursery.start_soon(listen)
-        status = await player()
-        nursery.cancel_scope.cancel()
-    return status
+    status = 1
+    async with obeying(end):
+        with playing:
+            status = await player()
+    return 128 + told[0] if told else status
 
 
 async def _play(
