@@ -81,9 +81,8 @@ def _train(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from asyncrl.library.train import start
-    from asyncrl.runtime.output import Output
 
-    console = Console(file=Output(sys.stdout))  # type: ignore[arg-type]
+    console = Console()
     if (game := _game(args, args.resume)) is not None:
         from asyncrl.library.train_game import start_game
 
@@ -98,14 +97,13 @@ def _sft(args: argparse.Namespace) -> int:
 
     from asyncrl.config.sft import supervised_run
     from asyncrl.library.train import checked, start
-    from asyncrl.runtime.output import Output
 
     config = supervised_run(_loaded(args, args.resume))
     if args.check:
         checked(config, args.resume, Console(), None, architecture=True)
         print("This configuration can run.")
         return 0
-    console = Console(file=Output(sys.stdout))  # type: ignore[arg-type]
+    console = Console()
     return start(config, {}, resume=args.resume, console=console).status
 
 
@@ -141,7 +139,6 @@ def _forecast(args: argparse.Namespace) -> int:
 
     from asyncrl import config as configuration
     from asyncrl.explain.display import show_rows
-    from asyncrl.runtime.output import Output
     from asyncrl.runtime.run_dir import CLUSTER_MODELS
     from asyncrl.sizing.sizing_command import size
 
@@ -155,12 +152,10 @@ def _forecast(args: argparse.Namespace) -> int:
         search=args.search,
         exact=args.exact,
     )
-    output = Output(sys.stdout)  # its reader may leave before the end
     if args.json:
-        print(sized.json, file=output)
+        print(sized.json)
     else:
-        show_rows(sized.rows, Console(file=output))  # type: ignore[arg-type]
-    output.flush()
+        show_rows(sized.rows, Console())
     return 0 if sized.whole else INTERRUPTED
 
 
@@ -200,13 +195,10 @@ def _check(args: argparse.Namespace) -> int:
 
 def _play(args: argparse.Namespace) -> int:
     from asyncrl.launch.play.play import play
-    from asyncrl.runtime.output import Output
-
-    output = Output(sys.stdout)  # its reader may leave before the end
 
     def say(text: str) -> None:
-        print(text, file=output)
-        output.flush()
+        print(text)
+        sys.stdout.flush()
 
     return play(_loaded(args, None), args.split, args.prompt, args.seed, args.fake, say)
 
@@ -222,11 +214,8 @@ def _tasks(args: argparse.Namespace) -> int:
 
 def _settings(args: argparse.Namespace) -> int:
     from asyncrl.config.listing import overview, section_settings
-    from asyncrl.runtime.output import Output
 
-    output = Output(sys.stdout)  # its reader may leave before the end
-    print(section_settings(args.section) if args.section else overview(), file=output)
-    output.flush()
+    print(section_settings(args.section) if args.section else overview())
     return 0
 
 

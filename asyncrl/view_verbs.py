@@ -26,15 +26,12 @@ def compare_runs(args: argparse.Namespace) -> int:
 
     from asyncrl.explain.display import show_rows
     from asyncrl.explain.views.compare import as_json, compare, rows
-    from asyncrl.runtime.output import Output
 
     comparison = compare(args.runs, args.accuracy)
-    output = Output(sys.stdout)  # its reader may leave before the end
     if args.json:
-        print(as_json(comparison), file=output)
+        print(as_json(comparison))
     else:
-        show_rows(rows(comparison), Console(file=output))  # type: ignore[arg-type]
-    output.flush()
+        show_rows(rows(comparison), Console())
     return 0
 
 
@@ -45,12 +42,9 @@ def list_runs(args: argparse.Namespace) -> int:
 
     from asyncrl.explain.display import show_rows
     from asyncrl.explain.run_list import run_rows
-    from asyncrl.runtime.output import Output
 
-    output = Output(sys.stdout)  # its reader may leave before the end
-    console = Console(file=output)  # type: ignore[arg-type]
+    console = Console()
     show_rows(list(run_rows(args.folder, time.time())), console)
-    output.flush()
     return 0
 
 
@@ -59,16 +53,15 @@ def show_rollouts(args: argparse.Namespace) -> int:
     from asyncrl.explain.run_files import RunFiles
     from asyncrl.explain.views.record_files import write_records, write_traces
     from asyncrl.explain.views.rollout_records import RolloutRecord, Wanted, records, shown
-    from asyncrl.runtime.output import Output, complain
+    from asyncrl.runtime.output import complain
     from asyncrl.words import count
 
     files = RunFiles(_run(args))
     wanted = Wanted(**{name: getattr(args, name) for name in Wanted.__struct_fields__})
-    output = Output(sys.stdout)  # its reader may leave before the end
 
     def show(record: RolloutRecord) -> None:
-        print(escaped_json(record) if args.json else shown(record), file=output)
-        output.flush()
+        print(escaped_json(record) if args.json else shown(record))
+        sys.stdout.flush()
 
     if args.follow:
         from asyncrl.explain.views.followed_rollouts import follow
@@ -106,9 +99,8 @@ def watch_run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from asyncrl.explain.views.top import top
-    from asyncrl.runtime.output import Output
 
-    top(_run(args), Console(file=Output(sys.stdout)))  # type: ignore[arg-type]
+    top(_run(args), Console())
     return 0
 
 
@@ -137,13 +129,10 @@ def _run(args: argparse.Namespace) -> Path:
 
 def serve_page(args: argparse.Namespace) -> int:
     from asyncrl.explain.views.serving import serve
-    from asyncrl.runtime.output import Output
-
-    output = Output(sys.stdout)
 
     def say(sentence: str) -> None:
-        print(sentence, file=output)
-        output.flush()
+        print(sentence)
+        sys.stdout.flush()
 
     serve(args.path, args.host, args.port, say)
     return INTERRUPTED
