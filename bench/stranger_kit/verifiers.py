@@ -172,7 +172,9 @@ RUNS_CODE: dict[str, str] = {
         "def judge(answer, line):\n    with m.get_context('fork').Pool(2) as p:\n"
         "        return sum(p.map(float, [1, 0]))\n"
     ),
-    "special tokens": "def judge(answer):\n    return float(answer.text_special.startswith(answer[:1]))\n",
+    "special tokens": (
+        "def judge(answer):\n    return float(answer.text_special.startswith(answer[:1]))\n"
+    ),
     "logs": "import logging\ndef judge(answer):\n    logging.error('x' * 9999)\n    return 1.0\n",
     "warns": "import warnings\ndef judge(answer, line):\n    warnings.warn('x')\n    return 1.0\n",
     "a limit of recursion": (
