@@ -302,7 +302,7 @@ def test_what_is_no_configuration_is_refused_in_a_sentence(of: Any) -> None:
     for config in ("run.toml", {"train": {"steps": 3}}, None):
         with pytest.raises(ConfigError, match=r"is not a configuration: give an rl\.Config"):
             of(config)
-    with pytest.raises(ConfigError, match="can name no file"):
+    with pytest.raises(ConfigError, match="names no file"):
         rl.train(rl.Config(), resume="a\0b")
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from experience_world import MAX_LAG, Account, World
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import invariant
+from hypothesis.stateful import invariant, rule
 from some_values import drawn
 
 from asyncrl.experience import events as e
@@ -21,7 +21,8 @@ from asyncrl.experience.rollout import ENDED, Rollout
 from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.experience.snapshot import Snapshot
 from asyncrl.simulation.checker.impossible_events import impossible
-from asyncrl.simulation.checker.reference_state import gone_on
+from asyncrl.simulation.checker.reference_recovery import gone_on
+from asyncrl.simulation.checker.reference_state import ReferenceState
 
 OPEN = (
     *(RolloutStatus.WAITING, RolloutStatus.LEASED, RolloutStatus.BEGUN),
@@ -375,10 +376,27 @@ class Views(World):
 class Refusals(World):
     """Beside each event that happens, those that cannot are refused, and change nothing."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.reference, self.told = ReferenceState(), 0
+
+    def hear(self) -> None:
+        for event in self.events[self.told :]:
+            self.reference.apply(event)
+        self.told = len(self.events)
+
+    @rule()
+    def crash(self) -> None:
+        self.hear()
+        newest = self.reference.newest  # a version that was published stays so
+        super().crash()
+        self.reference, _ = gone_on(self.events, ())
+        self.reference.newest, self.told = newest, len(self.events)
+
     def apply(self, event: e.AnyEvent) -> None:
-        reference, _ = gone_on(self.events, ())
+        self.hear()
         before = copy.deepcopy(self.experience)
-        for wrong in impossible(reference, event):
+        for wrong in impossible(self.reference, event):
             with pytest.raises(ImpossibleEvent):
                 self.experience.apply(wrong)
         assert self.experience == before

@@ -91,9 +91,9 @@ def _forked(mine: ReferenceState, event: e.Forked) -> Changes:
     parent = mine.rollouts[event.rollout]
     before = len(parent.shared) // 4
     yield from _beside("first", event.first)
-    yield {"at": before + len(parent.versions)}
-    if before:
-        yield {"at": before}
+    # 0 is no place: it ends the forks of one that is sealed
+    places = (before, before + len(parent.versions))
+    yield from ({"at": at} for at in places if at)
 
 
 def _grown(mine: ReferenceState, event: e.Grown) -> Changes:
