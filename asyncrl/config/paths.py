@@ -80,7 +80,7 @@ def room_for(path: Path) -> Path:
 def refuse_small_disk(path: Path, what: str, most: int) -> None:
     """Raise ConfigError if the disk of a directory that is made at `path` has no room for `most`
     bytes of `what`, and SPARE_BYTES beside them."""
-    free = shutil.disk_usage(room_for(path.parent)).free
+    free = shutil.disk_usage(room_for(path.parent if exists(path) else path)).free
     if free < most + SPARE_BYTES:
         raise ConfigError(
             f"{shown(path)}: {what} of {size(most)}, and {size(SPARE_BYTES)} to spare, do not fit "

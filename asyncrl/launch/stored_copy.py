@@ -81,7 +81,7 @@ def fetch(url: str, run: Path, say: Callable[[str, int], object]) -> None:
     if run.is_symlink() or (exists(run) and (not is_folder(run) or any(run.iterdir()))):
         raise ConfigError(f"{run}: this already exists; choose another directory.")
     run = run.absolute()
-    room_for(run.parent)
+    room_for(run.parent if exists(run) else run)
     partial = run.with_name(f".{run.name}.partial")
     try:
         store = StoredCopy(url)

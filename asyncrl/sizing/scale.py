@@ -94,9 +94,6 @@ def configured(engines: int, seed: int, *, agents: bool = False) -> Config:
     )
 
 
-SEED = 0
-TOKEN_S = 1.0
-"""Seconds of a token."""
 _IDS, _BEHAVIOUR = np.ones(LONGEST, np.int32), np.full(LONGEST, -1.0, np.float32)
 
 
@@ -104,38 +101,42 @@ def scale(
     engines: int,
     seconds: float,
     *,
+    seed: int = 0,
+    seconds_per_token: float = 1.0,
     agents: bool = False,
 ) -> Scaled:
     """Run `engines` engines for `seconds` virtual seconds. With `agents` a response is an episode
     of `TURNS` calls, between which its agent pauses for as long as the median call takes."""
-    with replayable(SEED), silence(), rare_collections():
+    with replayable(seed), silence(), rare_collections():
         return trio.run(
-            partial(_run, engines, seconds, agents),
+            partial(_run, engines, seconds, seed, seconds_per_token, agents),
             clock=MockClock(autojump_threshold=0),
             strict_exception_groups=True,
         )
 
 
-async def _run(engines: int, seconds: float, agents: bool) -> Scaled:
-    config = configured(engines, SEED, agents=agents)
+async def _run(
+    engines: int, seconds: float, seed: int, seconds_per_token: float, agents: bool
+) -> Scaled:
+    config = configured(engines, seed, agents=agents)
     checker = LedgerChecker()
-    draw = random.Random(SEED)
+    draw = random.Random(seed)
     speeds = Speeds(
         verdict_s=1.0,
         start_s=lambda: draw.uniform(0.1, 5.0),
         trained_token_s=2e-2 / engines,
         step_s=1.0,
     )
-    world = FakeWorld(SEED, config, checker, speeds)
+    world = FakeWorld(seed, config, checker, speeds)
     parts = TURNS if agents else 1
     if agents:
-        world.agents = ScriptedAgents(TURNS, LONGEST // TURNS, MEDIAN / TURNS * TOKEN_S)
+        world.agents = ScriptedAgents(TURNS, LONGEST // TURNS, MEDIAN / TURNS * seconds_per_token)
 
     def script(request: Request) -> Script:
-        share = (stream(SEED, request.key) + 1) / (2**64 + 2)
+        share = (stream(seed, request.key) + 1) / (2**64 + 2)
         tokens = int(min(LONGEST, max(SHORTEST, MEDIAN * (share / (1 - share)) ** TAIL))) // parts
         left = max(1, tokens - request.prefix_tokens)
-        return Script(_IDS[:left], _BEHAVIOUR[:left], TOKEN_S)
+        return Script(_IDS[:left], _BEHAVIOUR[:left], seconds_per_token)
 
     def engine(process: SimProcess) -> ScriptedEngine:
         return ScriptedEngine(
