@@ -147,12 +147,15 @@ def _actor(parts: Components, name: str, now: float, taken: int) -> ActorStatus:
             removed=parts.lifecycle.removed.get(name, ""),
         )
     engine, streamed = parts.engines.get(name), parts.chunks.streamed.get(name)
-    if engine is not None:
-        holds = sum(map(len, engine.held.values()))
-    elif role == "agents":
-        holds = parts.playing.held(name)
-    else:
-        holds = parts.scoring.held(name) if role == "reward" else taken
+    match role:
+        case "rollout":  # one that is being replaced has no engine any more
+            holds = sum(map(len, engine.held.values())) if engine else 0
+        case "agents":
+            holds = parts.playing.held(name)
+        case "reward":
+            holds = parts.scoring.held(name)
+        case _:
+            holds = taken
     report: Report = peer.report
     return ActorStatus(
         name=name,

@@ -1,4 +1,4 @@
-"""What each step has done with its tokens, recounted from the events of all lives."""
+"""Recount of what each step did with its tokens, from the events of all lives."""
 
 from __future__ import annotations
 
