@@ -238,8 +238,8 @@ def _judged(mine: ReferenceState, event: e.Judged) -> Changes:
     errors += [[(0, 2), (1, 3)], [(2, 3), (0, 1)]] * (seen.tokens > 2)
     wrong += [replace(verdict, errors=one) for one in errors]
     others = [other.verdict for other in mine.members(seen.group) if other.own]
-    if any(isinstance(other, Scored) for other in others):
-        wrong += [replace(verdict, parts=[*verdict.parts, 0.0])]
+    if (scored := next((v for v in others if isinstance(v, Scored)), None)) is not None:
+        wrong += [replace(verdict, parts=[*scored.parts, 0.0])]
     yield from ({"verdict": verdict} for verdict in wrong)
 
 
