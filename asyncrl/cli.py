@@ -197,8 +197,7 @@ def _play(args: argparse.Namespace) -> int:
     from asyncrl.launch.play.play import play
 
     def say(text: str) -> None:
-        print(text)
-        sys.stdout.flush()
+        print(text, flush=True)
 
     return play(_loaded(args, None), args.split, args.prompt, args.seed, args.fake, say)
 

@@ -60,8 +60,7 @@ def show_rollouts(args: argparse.Namespace) -> int:
     wanted = Wanted(**{name: getattr(args, name) for name in Wanted.__struct_fields__})
 
     def show(record: RolloutRecord) -> None:
-        print(escaped_json(record) if args.json else shown(record))
-        sys.stdout.flush()
+        print(escaped_json(record) if args.json else shown(record), flush=True)
 
     if args.follow:
         from asyncrl.explain.views.followed_rollouts import follow
@@ -131,8 +130,7 @@ def serve_page(args: argparse.Namespace) -> int:
     from asyncrl.explain.views.serving import serve
 
     def say(sentence: str) -> None:
-        print(sentence)
-        sys.stdout.flush()
+        print(sentence, flush=True)
 
     serve(args.path, args.host, args.port, say)
     return INTERRUPTED

@@ -255,25 +255,15 @@ def _credit_branches(settings: Settings, seed: int) -> None:
         settings["rollout"]["filter"] = "none"
 
 
-OF_EPISODES = (
+_OF_ALL = (
     _evaluate_averages,
     _publish_directly,
     _lend,
     _choose_members,
     _judge_groups,
     _vary_sizes,
-    _credit_branches,
 )
+OF_EPISODES = (*_OF_ALL, _credit_branches)
 """Changes of the settings that some of the runs have whose rollouts are episodes."""
-OF_TURNS = (
-    _evaluate_averages,
-    _publish_directly,
-    _lend,
-    _choose_members,
-    _judge_groups,
-    _vary_sizes,
-    _prune,
-    _import,
-    _fork,
-)
+OF_TURNS = (*_OF_ALL, _prune, _import, _fork)
 """Those that some of the others have."""

@@ -125,7 +125,7 @@ async def test_an_engine_that_is_late_is_replaced_and_the_rest_serve(
 async def test_an_engine_serves_only_what_it_was_told_to_commit(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """Engine 0 starts anew, and its link repeats its last answer while engine 1 still owes its
+    """Engine 0 is restarted, and its link repeats its last answer while engine 1 still owes its
     own; engine 1 says its answer before it is told, and then another version."""
     made, pool = publishing(2)
     committed = Committed(1, 0, 0.1)

@@ -288,7 +288,7 @@ async def test_what_the_last_attempt_did_not_ask_is_orphaned_and_the_attempt_cou
 @pytest.mark.parametrize(
     ("context", "budget", "stops"), [([1, 3], 4, ["!"]), ([1, 2], 3, ["!"]), ([1, 2], 4, ["?"])]
 )
-async def test_an_attempt_that_asks_for_something_else_is_answered_anew(
+async def test_an_attempt_that_asks_for_something_else_gets_no_earlier_answer(
     context: list[int], budget: int, stops: list[str]
 ) -> None:
     """All that changes an answer is in the key of a call."""

@@ -1,4 +1,4 @@
-"""Accuracies that the display shows, counted anew from the weights that they are of."""
+"""Accuracies that the display shows, recounted from the weights that were evaluated."""
 
 from __future__ import annotations
 
