@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from asyncrl.exit_status import INTERRUPTED
@@ -13,10 +14,12 @@ def why_run(args: argparse.Namespace) -> int:
     import time
 
     from asyncrl.escape import escaped
-    from asyncrl.explain.run_files import RunFiles
+    from asyncrl.explain.game_runs import why_game
+    from asyncrl.explain.run_files import RunFiles, game_of, is_game
     from asyncrl.explain.why import why
 
-    for sentence in why(RunFiles(_run(args)), time.time()):
+    run, now = _run(args, game_of), time.time()
+    for sentence in why_game(run, now) if is_game(run) else why(RunFiles(run), now):
         print(escaped(sentence))
     return 0
 
@@ -114,14 +117,14 @@ def report_run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _run(args: argparse.Namespace) -> Path:
-    """The run that is named, or the newest one, whose name is then printed."""
+def _run(args: argparse.Namespace, whole: Callable[[Path], Path] = lambda run: run) -> Path:
+    """The run that is named, or the `whole` of the newest one, whose name is then printed."""
     from asyncrl.escape import escaped
     from asyncrl.explain.run_list import newest_run
 
     run: Path | None = args.run
     if run is None:
-        run = newest_run()
+        run = whole(newest_run())
         print(f"asyncrl: {escaped(str(run))}", file=sys.stderr)
     return run
 

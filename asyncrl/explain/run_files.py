@@ -55,7 +55,12 @@ class RunFiles:
         if not is_folder(path):
             what = "this is not a directory" if exists(path) else "there is no such directory"
             raise ConfigError(f"{path}: {what}; give the directory of a run.")
-        if not is_file(path / RUN_TOML):
+        if not is_run(path) and is_game(path):
+            raise ConfigError(
+                f"{path}: this is the directory of a game; give that of one of its policies, which "
+                "is in it."
+            )
+        if not is_run(path):
             raise ConfigError(
                 f"{path}: there is no {RUN_TOML} in it, so it is not the directory of a run; give "
                 "that of one, as the last lines of `asyncrl train` name it."
@@ -161,19 +166,25 @@ class RunFiles:
         """The run status that the run left last, which there must be."""
         if self.last_status is not None:
             return self.last_status
-        disk = takes_no_more(self.path)
+        disk, whole = takes_no_more(self.path), game_of(self.path)
         if self.lives:
             what = f"it is starting, or preparing its model{f', and {disk}' if disk else ''}: "
             what += "try again in a minute"
         elif disk:
-            what = f"it ended before it began, and {disk}, and begin it with asyncrl train --resume"
+            what = (
+                f"it ended before it began, and {disk}, and begin it with asyncrl train --resume "
+                f"{whole}"
+            )
         elif any(exists(self.path / name) for name in (run_dir.SUMMARY, run_dir.JOURNAL)):
             what = (
                 f"{run_dir.STATUS} is not in it, as in a copy that is not whole: copy the run "
-                "again, or go on with it by asyncrl train --resume"
+                f"again, or go on with it by asyncrl train --resume {whole}"
             )
         else:
-            what = "it ended before it began: see its logs, or begin it with asyncrl train --resume"
+            what = (
+                "it ended before it began: see its logs, or begin it with asyncrl train --resume "
+                f"{whole}"
+            )
         raise ConfigError(f"{self.path}: this run has no status yet; {what}.")
 
     @cached_property
@@ -252,6 +263,17 @@ class RunFiles:
 def is_run(path: Path) -> bool:
     """True for the directory of a run."""
     return is_file(path / RUN_TOML)
+
+
+def is_game(path: Path) -> bool:
+    """True for the directory of a game, which has the run of each of its policies."""
+    return is_file(path / run_dir.GAME)
+
+
+def game_of(run: Path) -> Path:
+    """The directory that `--resume` takes for a run: that of its game, or its own if it is in
+    none."""
+    return run.parent if is_game(run.parent) else run
 
 
 def curve_of(run: Path) -> CurveReader:

@@ -1,5 +1,5 @@
 """`asyncrl runs`: the runs in a folder, the newest first, each with how it stands, its accuracy and
-what it cost. Nothing that they name is imported."""
+what it cost; the runs of a game are those of its policies. Nothing that they name is imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncrl.config.paths import exists, is_file, is_folder
 from asyncrl.explain.curve import EvaluationPoint, Point
 from asyncrl.explain.curve_reader import last_points
 from asyncrl.explain.run_figures import standing
-from asyncrl.explain.run_files import RunFiles
+from asyncrl.explain.run_files import RunFiles, is_game
 from asyncrl.explain.run_status import RunStatus
 from asyncrl.runtime.run_dir import METRICS, ORIGINS, RUN_TOML
 from asyncrl.words import NONE, duration, number
@@ -28,11 +28,26 @@ def runs_in(folder: Path) -> list[RunFiles]:
     if not is_folder(folder):
         return []
     found = list[tuple[float, str, RunFiles]]()
-    for path in folder.iterdir():
+    for path in _entries(folder):
         with suppress(OSError, ConfigError):  # one that is just removed, or another user's
             if is_folder(path) and is_file(path / RUN_TOML):
                 found.append((_began(path), path.name, RunFiles(path)))
     return [files for _, _, files in sorted(found, key=lambda each: each[:2], reverse=True)]
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    """The entries of a folder, and of the games in it."""
+    for path in folder.iterdir():
+        with suppress(OSError):
+            if is_game(path):
+                yield from path.iterdir()
+                continue
+        yield path
+
+
+def name_in(folder: Path, files: RunFiles) -> str:
+    """The name of a run of `runs_in`: `NAME`, or `GAME/POLICY`."""
+    return str(files.path.relative_to(folder))
 
 
 def newest_run() -> Path:
@@ -50,7 +65,7 @@ def run_rows(folder: Path, now: float) -> Iterator[tuple[str, ...]]:
         raise ConfigError(f"{folder}: {what}; give the directory that has your runs.")
     yield HEAD
     for files in found:
-        yield files.path.name, _standing(files), *run_cells(files, now), str(files.path)
+        yield name_in(folder, files), _standing(files), *run_cells(files, now), str(files.path)
 
 
 def run_cells(files: RunFiles, now: float) -> tuple[str, str, str, str, str]:

@@ -15,7 +15,7 @@ from asyncrl.explain.curve import StepPoint
 from asyncrl.explain.diagnosis import diagnose, idle
 from asyncrl.explain.rows import ended_early, foreign_said
 from asyncrl.explain.run_disk import takes_no_more
-from asyncrl.explain.run_files import RunFiles
+from asyncrl.explain.run_files import RunFiles, game_of
 from asyncrl.explain.run_status import LendingStatus, RunStatus
 from asyncrl.explain.summary import UNREPORTED, Summary
 from asyncrl.words import count, duration, share
@@ -73,7 +73,7 @@ def _unsaid(files: RunFiles, steps: int) -> str:
     return (
         f"The run ended after {count(steps)} steps{reason}. Its last state was not written, maybe "
         f"because the disk is full: make room, and resume it with asyncrl train --resume "
-        f"{files.path}."
+        f"{game_of(files.path)}."
     )
 
 
@@ -83,7 +83,7 @@ def _not_begun(files: RunFiles, disk: str) -> str:
     reason = f": {summary.reason}" if summary is not None else ""
     return (
         f"The run ended before it began{reason}; {disk}, and begin it with asyncrl train --resume "
-        f"{files.path}."
+        f"{game_of(files.path)}."
     )
 
 
@@ -137,7 +137,8 @@ def _standing(status: RunStatus, lives: bool, age_s: float, stalled: bool, run: 
     if not lives:
         return (
             f"The run was killed after {steps}, or its coordinator failed (then its log says "
-            f"why). This is how it stood {ago}; resume it with asyncrl train --resume {run}."
+            f"why). This is how it stood {ago}; resume it with asyncrl train --resume "
+            f"{game_of(run)}."
         )
     if age_s > OLD_S:
         return (

@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +36,7 @@ from asyncrl.explain.sft_figures import SftFigures
 from asyncrl.explain.summary import RolloutTotals, Summary, TokenTotals
 from asyncrl.explain.why import answer, why
 from asyncrl.messages import Busy, Wait
-from asyncrl.runtime.run_dir import LAST_STATUS, METRICS, SUMMARY
+from asyncrl.runtime.run_dir import GAME, LAST_STATUS, METRICS, SUMMARY
 
 RUN = Path("runs/a")
 BUSY = {"trainer": {"command": 0.1}, "rollout": {"requests": 0.05}}
@@ -641,6 +642,48 @@ def test_the_verb_prints_the_answer(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["why", str(run)]) == 0
     out, err = capsys.readouterr()
     assert err == "" and "was killed" in out and "generation is the slow side" in out
+
+
+def test_a_game_answers_for_each_policy_and_says_which_one_the_others_wait_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also without a name, where the newest run is a game's, and with a policy that is damaged."""
+    game = tmp_path / "runs" / "guess"
+    game.mkdir(parents=True)
+    (game / GAME).write_text("{}")
+    assert main(["why", str(game)]) == 2  # without a run
+    assert "no policy" in capsys.readouterr().err
+    busy, halved = STARVED | {"rollout": {"requests": 0.02}}, {role: {"own": 0.5} for role in BUSY}
+    at = time.time() + 60.0
+    solver = run_at(game / "solver", standing(at=at, idle=busy))
+    proposer = run_at(game / "proposer", standing(at=at, idle=halved))
+    monkeypatch.chdir(tmp_path)
+    with (solver / "lock").open("a") as one, (proposer / "lock").open("a") as other:
+        for lock in (one, other):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        for words in (["why", str(game)], ["why"]):
+            assert main(words) == 0
+            first, *rest = capsys.readouterr().out.splitlines()
+            assert first == (
+                "The game waits for solver most: its rollout actors are idle for 2% of the time."
+            )
+            assert rest[0].startswith("proposer │ The run trains")
+            assert any(line.startswith("solver │ The run trains") for line in rest)
+    assert main(["why", str(game)]) == 0
+    out = capsys.readouterr().out
+    assert "waits for solver most" not in out and f"--resume {game}." in out
+    assert main(["why", str(solver)]) == 0  # a policy alone cannot be resumed
+    assert f"--resume {game}." in capsys.readouterr().out
+    (proposer / "status.json").write_text("{")
+    assert main(["why", str(game)]) == 0
+    out = capsys.readouterr().out
+    assert "proposer │ " in out and "damaged" in out and "solver │ The run" in out
+    for verb in ("report", "rollouts", "top"):
+        assert main([verb, str(game)]) == 2
+        assert "the directory of a game" in capsys.readouterr().err
+    assert main(["runs"]) == 0
+    out = capsys.readouterr().out
+    assert "guess/solver" in out and "guess/proposer" in out
 
 
 def test_an_actor_is_silent_after_three_reports_and_not_before() -> None:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from asyncrl.config import ConfigError
 from asyncrl.explain.run_files import RunFiles
-from asyncrl.explain.run_list import HEAD, run_cells, runs_in
+from asyncrl.explain.run_list import HEAD, name_in, run_cells, runs_in
 from asyncrl.explain.views.head_part import state, task_and_model
 from asyncrl.explain.views.html_page import Html, joined, tag
 from asyncrl.explain.views.seen_run import SeenRun
@@ -28,7 +28,7 @@ def run_table(folder: Path, now: float, most: int) -> Html:
     head = tag(
         "tr", tag("th", "compare", scope="col"), *(tag("th", one, scope="col") for one in COLUMNS)
     )
-    rows = (_row(files, now) for files in found[:most])
+    rows = (_row(name_in(folder, files), files, now) for files in found[:most])
     more = len(found) - most
     return joined(
         tag("div", tag("table", tag("thead", head), tag("tbody", *rows)), class_="scroll"),
@@ -37,9 +37,8 @@ def run_table(folder: Path, now: float, most: int) -> Html:
     )
 
 
-def _row(files: RunFiles, now: float) -> Html:
+def _row(name: str, files: RunFiles, now: float) -> Html:
     seen = SeenRun(files.path, now)
-    name = files.path.name
     word, colour, task, model = "damaged", "bad", NONE, NONE
     with suppress(ConfigError):
         word, colour = state(seen)

@@ -12,7 +12,9 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from asyncrl.config import ConfigError
-from asyncrl.explain.run_list import runs_in
+from asyncrl.explain.game_runs import why_game
+from asyncrl.explain.run_files import is_game
+from asyncrl.explain.run_list import name_in, runs_in
 from asyncrl.explain.views.assets import linked_scripts, style
 from asyncrl.explain.views.compare import compare, rows
 from asyncrl.explain.views.html_page import Html, joined, page, table, tag
@@ -37,7 +39,7 @@ REST = 400.0
 
 
 class RunsPage:
-    """The page of a folder. `now` is in seconds since 1970."""
+    """The page of a folder, or of a game. `now` is in seconds since 1970."""
 
     def __init__(self, folder: Path, *, waits: Waits, now: Callable[[], float] = time.time) -> None:
         self._folder, self._waits, self._now = folder, waits, now
@@ -79,7 +81,7 @@ class RunsPage:
     def _inside(self, names: Sequence[str]) -> None:
         """Raise PageRefused unless all of these are runs of the folder."""
         try:
-            inside = {files.path.name for files in runs_in(self._folder)}
+            inside = {name_in(self._folder, files) for files in runs_in(self._folder)}
         except ConfigError as error:
             raise PageRefused(404, str(error)) from None
         if not inside.issuperset(names):
@@ -115,7 +117,8 @@ class RunsPage:
             role="region",
             aria_label="this page",
         )
-        heading = tag("header", tag("section", tag("div", tag("h1", "Runs"), class_="title")))
+        title = f"Game {folder.name}" if is_game(folder) else "Runs"
+        heading = tag("header", tag("section", tag("div", tag("h1", title), class_="title")))
         body = tag("main", tag("section", asked, id="runs", data_every=4.0, class_="whole"))
         return page(
             f"asyncrl: {folder.name}",
@@ -128,6 +131,9 @@ class RunsPage:
         body: Html
         try:
             body = run_table(self._folder, self._now(), LISTED)
+            if is_game(self._folder):
+                said = (tag("li", sentence) for sentence in why_game(self._folder, self._now()))
+                body = joined(body, tag("ul", *said))
         except ConfigError as error:
             body = tag("p", str(error), class_="dim")
         return document("runs", tag("section", body, id="runs", data_every=4.0, class_="whole"))

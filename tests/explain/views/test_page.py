@@ -46,7 +46,7 @@ from asyncrl.explain.views.seen_turns import turns_of
 from asyncrl.explain.views.settings_part import settings
 from asyncrl.messages import Role
 from asyncrl.runtime.ipc.waits import Waits
-from asyncrl.runtime.run_dir import IMAGES, METRICS, RUN_TOML, STATUS, SUMMARY
+from asyncrl.runtime.run_dir import GAME, IMAGES, METRICS, RUN_TOML, STATUS, SUMMARY
 from asyncrl.tasks.images.kept_images import KeptImages
 from asyncrl.tasks.images.pixels import written_png
 from asyncrl.words import clock
@@ -292,6 +292,27 @@ def test_what_others_wrote_is_as_they_wrote_it_and_has_its_licence() -> None:
     assert set(VENDORED) <= {*SCRIPTS, *STYLES} and "MIT License" in asset("uplot/LICENSE")
     for name in SCRIPTS:  # a report has them in itself
         assert "</script" not in asset(name).lower() and "<!--" not in asset(name)
+
+
+async def test_a_game_has_a_page_and_is_in_the_list_of_its_folder(tmp_path: Path) -> None:
+    game = tmp_path / "runs" / "guess"
+    for name, reward in (("proposer", 0.25), ("solver", 0.75)):
+        make_run(game / name, [evaluation(0, reward), step(1)], status=status())
+    (game / GAME).write_text("{}")
+    app = PageGate(RunsPage(game, waits=Waits(), now=lambda: 1e9), key="", port=80)
+    assert b"Game guess" in (await ask(app, "/")).body
+    said = (await ask(app, "/part/runs")).body.decode()
+    for text in ("0.250", "0.750", "proposer │ The run was killed", "solver │ ", "run/solver/"):
+        assert text in said, text
+    assert (await ask(app, "/run/solver/part/curves")).status == 200
+    app = PageGate(RunsPage(tmp_path / "runs", waits=Waits(), now=lambda: 1e9), key="", port=80)
+    assert 'href="run/guess%2Fsolver/"' in (await ask(app, "/part/runs")).body.decode()
+    for part in ("", "part/head"):
+        assert (await ask(app, f"/run/guess%2Fsolver/{part}")).status == 200
+    said = (await ask(app, "/compared/guess%2Fsolver/guess%2Fproposer")).body.decode()
+    assert "0.75" in said and "0.25" in said
+    for path in ("/run/guess/", "/run/guess/solver/", "/run/guess%2F..%2Fguess%2Fsolver/"):
+        assert (await ask(app, path)).status == 404, path
 
 
 async def test_a_folder_has_a_list_and_the_page_of_each_run(
