@@ -55,6 +55,7 @@ from asyncrl.actors.coordinator.prompts import PromptSource
 from asyncrl.bundled.warmup import prepare_model
 from asyncrl.config import Config
 from asyncrl.config.chunk_tokens import chunk_tokens
+from asyncrl.config.micro_tokens import micro_tokens
 from asyncrl.engines.embedded import EmbeddedEngine
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.protocol import Chunk, Request
@@ -350,7 +351,7 @@ async def _step(
 
     for index, batch in enumerate(
         micro_batches(
-            members, lambda n: len(asked[n]) + len(responses[n].ids), config.train.micro_tokens
+            members, lambda n: len(asked[n]) + len(responses[n].ids), micro_tokens(config)
         )
     ):
         ids = b"".join(asked[n].tobytes() + responses[n].ids.tobytes() for n in batch)

@@ -35,6 +35,7 @@ from asyncrl import config as configuration
 from asyncrl import journal
 from asyncrl.config import Config
 from asyncrl.config.chunk_tokens import chunk_tokens
+from asyncrl.config.micro_tokens import micro_tokens
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.embedded.engine import EmbeddedEngine
 from asyncrl.engines.protocol import Chunk, Request
@@ -201,7 +202,7 @@ def train_alone(work: Work, config: Config, model: torch.nn.Module) -> float:
     for warm_up in (True, False):
         learner = Learner(model, config.train, config.staleness, config.rollout.temperature)  # type: ignore[arg-type]
         seconds = 0.0
-        for batches in work.batches(config.train.micro_tokens):
+        for batches in work.batches(micro_tokens(config)):
             begun = time.perf_counter()
             for batch, buffers in batches:
                 learner.accumulate(batch, buffers)

@@ -21,6 +21,7 @@ from asyncrl.actors.coordinator.units import GroupUnits, RolloutUnits, Units
 from asyncrl.config import Config
 from asyncrl.config.flow import admission_policy, max_lag
 from asyncrl.config.losses import advantage_of
+from asyncrl.config.micro_tokens import micro_tokens
 from asyncrl.experience.rollout import Rollout
 from asyncrl.explain.response_sums import ResponseSums
 
@@ -107,7 +108,7 @@ class Batching:
             return self._whole_step(step)
         if max_lag(self._config) == 0:
             return self._in_turn(step, size)
-        room, tokens, chosen = self._config.train.micro_tokens, 0, list[list[Rollout]]()
+        room, tokens, chosen = micro_tokens(self._config), 0, list[list[Rollout]]()
         for unit in self._units.offered(step):
             room -= sum(map(size, unit))
             if chosen and room < 0:
@@ -144,7 +145,7 @@ class Batching:
         the seed, whichever group completes first and whatever is killed. Waiting for an older group
         costs nothing here: the step needs them all.
         """
-        room, tokens, chosen = self._config.train.micro_tokens, 0, list[list[Rollout]]()
+        room, tokens, chosen = micro_tokens(self._config), 0, list[list[Rollout]]()
         piece = math.ceil(self._units.per_step / PIECES)
         for unit in self._units.in_turn(step):
             room -= sum(map(size, unit))

@@ -17,6 +17,7 @@ from asyncrl.actors.coordinator.leases import LeaseTable
 from asyncrl.actors.coordinator.sequences import of_rollout
 from asyncrl.actors.coordinator.trainer_commands import TrainerCommands
 from asyncrl.config import Config
+from asyncrl.config.micro_tokens import micro_tokens
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.micro_batches import micro_batches
 from asyncrl.experience.rollout import Rollout
@@ -49,7 +50,7 @@ class ProximalScoring:
         live = [*self._scored, *(member.rollout for kept in replayable for member in kept.members)]
         oldest = self._oldest_to_come(served)
         batches = micro_batches(
-            ([rollout] for rollout in due), self._tokens, self._config.train.micro_tokens
+            ([rollout] for rollout in due), self._tokens, micro_tokens(self._config)
         )
         for batch in batches or [[]]:
             pieces = [

@@ -50,6 +50,7 @@ from asyncrl.algorithms.selection.replay import Candidate, replayed, useful
 from asyncrl.config import Config
 from asyncrl.config.flow import max_lag
 from asyncrl.config.losses import advantage_of, credit_of
+from asyncrl.config.micro_tokens import micro_tokens
 from asyncrl.config.selection_names import REPLAYS
 from asyncrl.config.strategies import blamed
 from asyncrl.experience.call import ImpossibleEvent
@@ -273,7 +274,7 @@ class Stepping:
         self._store.record(Taken(self._step, [r.id for r in taken], [r.id for r in left_out]))
         groups = {rollout.group: self._store.experience.groups[rollout.group] for rollout in taken}
         facts = {number: self._labelled(group.facts) for number, group in groups.items()}
-        for batch in micro_batches(units, self._tokens, self._config.train.micro_tokens):
+        for batch in micro_batches(units, self._tokens, micro_tokens(self._config)):
             sequences = [
                 sequence
                 for rollout in batch
@@ -295,7 +296,7 @@ class Stepping:
         for members in micro_batches(
             groups,
             lambda member: sum(sequence.tokens for sequence in member),
-            self._config.train.micro_tokens,
+            micro_tokens(self._config),
         ):
             batch = [sequence for member in members for sequence in member]
             self._replays.add((self._step, self._index))

@@ -23,6 +23,7 @@ from asyncrl.config.loss_names import (
     MINIBATCH_RULES,
     OBJECTIVES,
 )
+from asyncrl.config.micro_tokens import micro_tokens
 from asyncrl.config.schema import Config, StalenessConfig, TrainConfig
 from asyncrl.config.schema.section import Contradictions
 from asyncrl.config.selection_names import FILTERS, KEEPS
@@ -305,7 +306,7 @@ def _advantages(config: Config) -> Contradictions:
             "a rollout has group_size - 1 others to be compared with: lower k_min or raise "
             "group_size",
         )
-    if advantage.needs_gradients and size[1] * config.engine.context_tokens > train.micro_tokens:
+    if advantage.needs_gradients and size[1] * config.engine.context_tokens > micro_tokens(config):
         yield (
             ("train.advantage", "train.micro_tokens", size[0], "engine.context_tokens"),
             "a group's baseline needs the gradient of each of its rollouts, so it must fit in "

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from asyncrl.config.flow import max_group_size
 from asyncrl.config.losses import advantage_of, drops_equal
+from asyncrl.config.micro_tokens import micro_tokens
 from asyncrl.config.schema import Config, ReferenceConfig, TeacherConfig
 from asyncrl.config.schema.section import Contradictions
 
@@ -44,7 +45,7 @@ def _in_reward(config: Config) -> Contradictions:
             "it makes equal rewards differ, but the filter would drop their groups: "
             "set filter to none, or kl_in to loss or advantage",
         )
-    if (tokens := max_group_size(config) * config.engine.context_tokens) > train.micro_tokens:
+    if (tokens := max_group_size(config) * config.engine.context_tokens) > micro_tokens(config):
         yield (
             ("reference.kl_in", "train.micro_tokens", "rollout.group_size"),
             "a group's rewards are known only where it is whole, so it must fit in one "

@@ -15,6 +15,7 @@ from asyncrl.algorithms.objectives import Objective
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.flow import max_lag
 from asyncrl.config.losses import advantage_of
+from asyncrl.config.micro_tokens import micro_tokens
 from asyncrl.config.paths import exists, is_file, shown
 from asyncrl.escape import escaped
 from asyncrl.experience.group_facts import GroupFacts
@@ -145,7 +146,7 @@ class Learner:
             for group, of_group in members.items()
         }
         config = self.config
-        for batch in micro_batches(pieces, _tokens, config.train.micro_tokens):
+        for batch in micro_batches(pieces, _tokens, micro_tokens(config)):
             named = members.keys() if self._whole_step else {sample.group for sample, _ in batch}
             packed = training_message(
                 self.version,
@@ -225,10 +226,10 @@ class Learner:
                     f"sequence {number} is of version {item.versions.max()}, and the learner has "
                     f"made {self.version}: versions count its steps"
                 )
-            if len(item.ids) > self.config.train.micro_tokens:
+            if len(item.ids) > (most := micro_tokens(self.config)):
                 raise ValueError(
-                    f"sequence {number} has {len(item.ids)} tokens, and train.micro_tokens is "
-                    f"{self.config.train.micro_tokens}: raise it"
+                    f"sequence {number} has {len(item.ids)} tokens, and a micro-batch {most}: "
+                    "raise train.micro_tokens"
                 )
             if item.group in self._groups:
                 raise ValueError(

@@ -22,6 +22,7 @@ from trio.testing import MockClock
 
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.flow import max_lag
+from asyncrl.config.micro_tokens import micro_tokens
 from asyncrl.simulation.run import silence
 from asyncrl.simulation.task_order import replayable
 from asyncrl.sizing.cluster_models import ClusterModel, EngineModel, LengthModel, NetworkModel
@@ -154,7 +155,7 @@ def scaled(
             ranks=1,
             device="cpu",
             step_tokens=-(-train.step_tokens // grain),
-            micro_tokens=max(train.micro_tokens // grain, longest + prompt),
+            micro_tokens=max(micro_tokens(config) // grain, longest + prompt),
         ),
         publication=replace(config.publication, path="staged", dtype="model"),
         supervision=replace(config.supervision, stall_s=1e6, compute_s=1e6),
@@ -265,7 +266,7 @@ def _part_of(config: Config, engines: int, part: int) -> Config:
             batch_groups=max(1, round(train.batch_groups * share)),
             replay_groups=round(train.replay_groups * share),
             step_tokens=round(train.step_tokens * share),
-            micro_tokens=max(1, round(train.micro_tokens * share)),
+            micro_tokens=max(1, round(micro_tokens(config) * share)),
         ),
     )
 

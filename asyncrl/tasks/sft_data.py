@@ -17,6 +17,7 @@ from typing import NamedTuple, overload
 
 import numpy as np
 
+from asyncrl.config.micro_tokens import micro_tokens
 from asyncrl.config.schema import Config
 from asyncrl.config.sft import BASELINE, REWARD, steps_of_epochs
 from asyncrl.experience.micro_batches import micro_batches
@@ -145,9 +146,7 @@ class SftData(NamedTuple):
             ]
             for number, row in enumerate(rows)
         ]
-        for index, batch in enumerate(
-            micro_batches(pieces, _tokens, self.config.train.micro_tokens)
-        ):
+        for index, batch in enumerate(micro_batches(pieces, _tokens, micro_tokens(self.config))):
             yield training_message(
                 step, index, batch, {}, step, mask_truncated=False, whole_step=False
             )

@@ -13,6 +13,7 @@ import msgspec
 
 from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
+from asyncrl.config.micro_tokens import micro_tokens
 from asyncrl.training.memory import predict
 from asyncrl.training.memory_parts import MemoryParts, PredictedMemory
 
@@ -38,7 +39,7 @@ def changes(config: Config) -> Iterator[tuple[str, Config]]:
     """Other settings, in words, the cheapest first; each includes the ones before it."""
     tokens, response = config.engine.context_tokens, config.rollout.max_new_tokens
     settings = list[str]()
-    if config.train.micro_tokens > tokens:
+    if micro_tokens(config) > tokens:
         config = _with(config, train={"micro_tokens": tokens})
         settings.append(f"train.micro_tokens = {tokens}")
         yield settings[0], config

@@ -7,6 +7,7 @@ import msgspec
 
 from asyncrl.config import Config
 from asyncrl.config.flow import max_members
+from asyncrl.config.micro_tokens import micro_tokens
 
 
 class MemoryParts(msgspec.Struct, frozen=True):
@@ -47,7 +48,7 @@ def longest_samples(config: Config) -> tuple[int, int]:
     (3, 256)
     """
     longest = config.engine.context_tokens
-    samples = max(1, config.train.micro_tokens // longest)
+    samples = max(1, micro_tokens(config) // longest)
     if config.train.step_tokens:  # a step has as many groups as it needs
         return samples, longest
     return min(samples, config.train.batch_groups * max_members(config)), longest

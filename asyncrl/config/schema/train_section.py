@@ -270,8 +270,15 @@ class TrainConfig(Section, frozen=True):
         Meta(description="which groups those are: the ones whose rewards vary most"),
     ] = "variance"
     micro_tokens: Annotated[
-        int, Meta(ge=1, description="tokens of a micro-batch, prompts included")
-    ] = 8192
+        int,
+        Meta(
+            ge=0,
+            description=(
+                "tokens of a micro-batch, prompts included; 0: 8,192, or context_tokens if that is "
+                "more"
+            ),
+        ),
+    ] = 0
     recompute_activations: Annotated[
         bool,
         Meta(
@@ -337,7 +344,7 @@ class TrainConfig(Section, frozen=True):
     ] = 100
 
     def contradictions(self, whole: Config) -> Contradictions:
-        if self.micro_tokens < whole.engine.context_tokens:
+        if 0 < self.micro_tokens < whole.engine.context_tokens:
             yield (
                 ("train.micro_tokens", "engine.context_tokens"),
                 "the longest rollout must fit in a micro-batch: micro_tokens must be at least "

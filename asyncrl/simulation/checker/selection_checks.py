@@ -6,6 +6,7 @@ the product keeps.
 
 from __future__ import annotations
 
+from asyncrl.config.micro_tokens import micro_tokens
 from asyncrl.experience import events as e
 from asyncrl.messages import NoVerdict, Scored
 from asyncrl.simulation.checker.checked_run import CheckedRun, live_rollout
@@ -127,11 +128,11 @@ def _fits(run: CheckedRun, units: list[list[ReferenceRollout]], event: e.Taken) 
     tokens = sum(len(seen.context) // 4 + len(seen.versions) for unit in units for seen in unit)
     run.hold(
         "order",
-        tokens <= train.micro_tokens,
+        tokens <= micro_tokens(run.config),
         "{} units of {} tokens are taken at a time, and a micro-batch has {}",
         len(units),
         tokens,
-        train.micro_tokens,
+        micro_tokens(run.config),
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.config.micro_tokens import micro_tokens
 from asyncrl.messages import MicroBatch, Sample
 from asyncrl.simulation import policy
 from asyncrl.simulation.checker.checked_run import CheckedRun
@@ -74,7 +75,7 @@ def check_batch(
     rollouts = {sample.rollout for sample in batch.samples}
     run.hold(
         "order",
-        len(ids) // 4 <= run.config.train.micro_tokens or len(rollouts) == 1,
+        len(ids) // 4 <= micro_tokens(run.config) or len(rollouts) == 1,
         "micro-batch {} of step {} has {} tokens of the rollouts {}",
         batch.index,
         batch.step,
