@@ -31,7 +31,7 @@ GOOD = {"url": "http://127.0.0.1:8000/v1"}
         ({"gpt": GOOD | {"concurrency": 0}}, "must be a whole number at least 1"),
         ({"gpt": GOOD | {"api_key_env": "A", "api_key_file": "b"}}, "a server has one key"),
         ({"gpt": {"url": "http://a.org/v1", "api_key_env": "A"}}, "cross the network"),
-        ({f"m{n}": GOOD for n in range(MOST + 1)}, f"may have {MOST}"),
+        ({f"m{n}": GOOD for n in range(MOST + 1)}, f"at most {MOST} are allowed"),
     ],
 )
 def test_what_cannot_be_another_model_is_a_sentence(models: dict[str, Any], said: str) -> None:

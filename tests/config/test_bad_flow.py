@@ -95,13 +95,13 @@ REFUSED: dict[str, tuple[list[str], list[str], str]] = {
     "rollouts alone, and prompts that start again": (
         [*FIRST_K, "staleness.on_stale=restart"],
         ["train.unit", "staleness.on_stale"],
-        "a prompt cannot restart while rollouts of it are trained: set unit to group, or "
+        "a prompt cannot restart while its rollouts are trained: set unit to group, or "
         "on_stale to mask or drop",
     ),
     "fewer rollouts for harder prompts": (
         ["rollout.sizing=difficulty", "rollout.group_size_max=7"],
         ["rollout.group_size_max", "rollout.group_size"],
-        "a prompt would get fewer rollouts than the least: raise group_size_max",
+        "the most rollouts of a prompt cannot be fewer than group_size: raise group_size_max",
     ),
     "one forward pass, and nothing that bounds its ratio": (
         [ONE_FORWARD, "staleness.correction=opsm,kpop,geometric_mask,age_decay"],

@@ -22,13 +22,13 @@ TASK = TaskConfig(name="jsonl", path="a.jsonl", verifier="judge")
         ({"url": "ftp://a/v1"}, "an address is http"),
         ({"url": "http://"}, "an address is http"),
         ({"url": "http://[::1/v1"}, "an address is http"),
-        ({"url": "http://10.0.0.1/v1", "api_key_env": "K"}, "cross the network for all to read"),
+        ({"url": "http://10.0.0.1/v1", "api_key_env": "K"}, "cross the network unencrypted"),
         ({"url": "http://a.org/v1", "api_key_file": "k"}, "judge.api_key_file is .*cross the netw"),
         ({"url": "http://localhost.a.org/v1", "api_key_env": "K"}, "cross the network"),
-        ({"api_key_env": "K", "api_key_file": "k"}, "a server has one key: set one of them"),
-        ({"model": ""}, "name the model"),
+        ({"api_key_env": "K", "api_key_file": "k"}, "a server has one key: set only one of them"),
+        ({"model": ""}, "a judge needs a model: name one"),
         ({"template": "{question}"}, "put {answer} in the template"),
-        ({"marker": " "}, "name a word"),
+        ({"marker": " "}, "name the word before it"),
         ({"params": {"stream": True}}, "stream is set by other settings of \\[judge\\]"),
         ({"requests_per_minute": 0}, "must be a whole number at least 1"),
         ({"tokens_per_minute": 0}, "must be a whole number at least 1"),
@@ -58,7 +58,7 @@ def test_a_key_in_the_wrong_place_is_refused_and_not_repeated(changes: dict[str,
     with pytest.raises(ConfigError) as refused:
         JudgeConfig(**{**GOOD, **changes})
     assert "sk-secret-1" not in str(refused.value)
-    assert "not repeated here" in str(refused.value)
+    assert "not shown here" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_judge_and_its_verifier_need_each_other() -> None:
         ),
         ({"group_template": "{answers} SCORES:"}, {}, "set members to scored or ranked"),
         ({"members": "scored", "group_template": "{answers}"}, {}, "begins with SCORES:"),
-        ({"members": "ranked", "group_template": "RANKING:"}, {}, "show the judge {answers}"),
+        ({"members": "ranked", "group_template": "RANKING:"}, {}, "must contain {answers}"),
         ({"members": "scored"}, {"train": {"unit": "rollout"}}, "set unit to group"),
         ({"members": "ranked"}, {"rollout": {"group_size": 1, "k_min": 1}}, "raise group_size"),
         ({"members": "ranked"}, {"rollout": {"sizing": "difficulty"}}, "sizing to fixed"),

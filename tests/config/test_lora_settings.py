@@ -33,7 +33,7 @@ def refusal(*sets: str) -> str:
         (["model.lora.rank=2", "model.lora.targets=['']"], "no layer would have an adapter"),
         (
             ["model.lora.rank=2", "model.lora.targets=['all-linear', 'q']"],
-            "cannot be beside others",
+            "already means every layer",
         ),
         (["model.lora.rank=2", "publication.path=direct"], "set path to staged"),
         (["model.lora.rank=2", "publication.dtype=bfloat16"], "set dtype to model"),

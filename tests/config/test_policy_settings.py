@@ -24,8 +24,8 @@ REWARD = ("reference.coefficient=0.1", "reference.kl_in=reward", "rollout.filter
     ("sets", "said"),
     [
         (["teacher.coefficient=1"], "there is no teacher"),
-        (["teacher.path=m"], "with a coefficient of 0 the teacher does nothing"),
-        (["reference.server=http://h:1"], "with a coefficient of 0 the reference does nothing"),
+        (["teacher.path=m"], "with coefficient 0 the teacher does nothing"),
+        (["reference.server=http://h:1"], "with coefficient 0 the reference does nothing"),
         (["reference.api_key_file=k"], "a key is for a server"),
         (["teacher.coefficient=1", "teacher.path=m", "teacher.server=h:1"], "http://host:port"),
         (
@@ -34,7 +34,7 @@ REWARD = ("reference.coefficient=0.1", "reference.kl_in=reward", "rollout.filter
         ),
         (
             ["reference.coefficient=1", "reference.reset_every=5", "reference.path=m"],
-            "starts as the model of the run",
+            "starts as the run's model",
         ),
         ([*REWARD, "rollout.filter=zero_variance"], "the filter would drop their groups"),
         ([*REWARD, "train.advantage=reinforce_pp"], "reinforce_pp compares rewards of other"),

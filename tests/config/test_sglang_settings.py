@@ -61,7 +61,7 @@ def test_what_is_whole_passes(sets: tuple[str, ...]) -> None:
         ((SGLANG, LAUNCH, "engine.sglang.backend=nccl"), ("engine.sglang.device", "gloo")),
         (
             (SGLANG, LAUNCH, "engine.sglang.api_key_file=key"),
-            ("engine.sglang.api_key_file", "gets its own key"),
+            ("engine.sglang.api_key_file", "makes a key for servers that it starts"),
         ),
         (
             (SGLANG, LAUNCH, 'engine.sglang.arguments=["--api-key", "mine"]'),

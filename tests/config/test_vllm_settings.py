@@ -32,7 +32,10 @@ def test_what_is_whole_passes() -> None:
         ((VLLM, URLS, TWO), ("engine.vllm.host", "would fetch weights from its own loopback")),
         ((VLLM, 'engine.vllm.urls=["a:1"]', HOST), ("engine.vllm.urls", "http://host:port")),
         ((VLLM, LAUNCH, "engine.vllm.backend=nccl"), ("engine.vllm.device", "gloo")),
-        ((VLLM, LAUNCH, "engine.vllm.api_key_file=key"), ("gets its own key",)),
+        (
+            (VLLM, LAUNCH, "engine.vllm.api_key_file=key"),
+            ("makes a key for servers that it starts",),
+        ),
         ((VLLM, LAUNCH, 'engine.vllm.arguments=["--uds=/x"]'), ("engine.vllm.arguments", "--uds")),
         ((VLLM, LAUNCH, "publication.path=direct"), ("publication.path", "engine.kind")),
         ((VLLM, LAUNCH, "staleness.finish_on=own"), ("finish_on", "mixed")),

@@ -84,7 +84,7 @@ def test_the_fused_one_makes_the_same_weights(seed: int) -> None:
 
 
 def test_the_fused_one_is_refused_where_it_was_not_tried() -> None:
-    with pytest.raises(ConfigError, match="tried on processors alone: set optimizer to adamw"):
+    with pytest.raises(ConfigError, match="only supported on cpu: set optimizer to adamw"):
         load(None, ["train.optimizer=adamw_fused", "train.device=cuda"], {})
 
 

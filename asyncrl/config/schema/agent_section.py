@@ -1,4 +1,4 @@
-"""Settings of agents, which play rollouts of many turns."""
+"""Settings of agents, which play multi-turn rollouts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLAYED_BY_HOST = "guest"
 
 
 class AgentConfig(Section, frozen=True):
-    """Agents that play a prompt's rollouts as episodes of many turns (docs/agents.md)."""
+    """Agents that play rollouts as multi-turn episodes (docs/agents.md)."""
 
     resumable = (
         "actors",
@@ -45,9 +45,9 @@ class AgentConfig(Section, frozen=True):
         CODE,
         Meta(
             description=(
-                "the agent: `module:name`, `./file.py:name`, a program and its arguments, or "
-                "`http` for programs that fetch episodes (`guest`: those of a game's host); empty: "
-                "none, a rollout is one turn"
+                "the agent: `module:name`, `./file.py:name`, a program with its arguments, or "
+                "`http` for programs that fetch episodes (`guest`: the agents of a game's host "
+                "play); empty: no agent, a rollout is one turn"
             )
         ),
     ] = ""
@@ -58,8 +58,8 @@ class AgentConfig(Section, frozen=True):
             ge=1,
             le=4096,
             description=(
-                "episodes at a time, at each agents actor; fewer where engines are busy, or a "
-                "program starts slowly"
+                "concurrent episodes per agents actor; fewer while engines are busy or "
+                "programs start slowly"
             ),
         ),
     ] = 64
@@ -67,21 +67,21 @@ class AgentConfig(Section, frozen=True):
         float,
         Meta(
             gt=0,
-            description="seconds that an agent may work, without the time of its calls",
+            description="seconds that an agent may work, not counting its model calls",
         ),
     ] = 300.0
-    call_s: Annotated[float, Meta(gt=0, description="seconds of one call")] = 600.0
-    max_calls: Annotated[int, Meta(ge=1, description="calls of an attempt, at most")] = 32
+    call_s: Annotated[float, Meta(gt=0, description="seconds that one model call may take")] = 600.0
+    max_calls: Annotated[int, Meta(ge=1, description="most model calls in one attempt")] = 32
     attempts: Annotated[
-        int, Meta(ge=1, description="failed attempts after which an episode is dropped")
+        int, Meta(ge=1, description="an episode is dropped after this many failed attempts")
     ] = 3
     sandbox: Annotated[
         Literal["none", "bwrap"],
         Meta(
             description=(
-                "for a program of `run`, and for programs that tools start by "
-                "asyncrl.sandbox.programs: bwrap, it reaches the model but cannot set rewards; "
-                "none, it is this user's process"
+                "how the program in `run`, and programs that tools start with "
+                "asyncrl.sandbox.programs, are confined: bwrap, they reach the model but "
+                "cannot set rewards; none, they are ordinary processes of this user"
             )
         ),
     ] = "none"
@@ -90,8 +90,8 @@ class AgentConfig(Section, frozen=True):
         PATH,
         Meta(
             description=(
-                "files and folders that a program of `run` sees in the sandbox, besides the system "
-                "and those in its command"
+                "further files and folders that the program in `run` can read in its sandbox, "
+                "besides the system's and those in its command"
             )
         ),
     ] = ()
@@ -99,8 +99,8 @@ class AgentConfig(Section, frozen=True):
         tuple[str, ...],
         Meta(
             description=(
-                "tools whose failed calls, named by the agent, are left out of the loss; `*` "
-                "stands for all"
+                "tools whose failed calls are left out of the loss, if the agent reports the "
+                "failure; `*`: all tools"
             )
         ),
     ] = ()
@@ -108,8 +108,8 @@ class AgentConfig(Section, frozen=True):
         Literal["template", "as_sampled"],
         Meta(
             description=(
-                "earlier replies of a chat in the next call: as the chat template renders them, or "
-                "as the tokens that were sampled"
+                "earlier replies of a chat, in the next call: rendered by the chat template, "
+                "or as the tokens that were sampled"
             )
         ),
     ] = "template"
@@ -117,8 +117,8 @@ class AgentConfig(Section, frozen=True):
         bool,
         Meta(
             description=(
-                "refuse calls with parameters that have no effect, such as top_p, or another "
-                "model's name, in place of naming them in a header and the log"
+                "refuse calls that name another model or set parameters without effect, such "
+                "as top_p; false: accept them, and report it in a header and the log"
             )
         ),
     ] = False
@@ -128,8 +128,8 @@ class AgentConfig(Section, frozen=True):
             ge=0,
             le=65535,
             description=(
-                "port on loopback of the first agents actor's API; the next actor has the next "
-                "port; 0: any"
+                "loopback port of the first agents actor's API; each further actor has the "
+                "next port; 0: any"
             ),
         ),
     ] = 0
@@ -137,8 +137,8 @@ class AgentConfig(Section, frozen=True):
         dict[str, Any],
         Meta(
             description=(
-                "models that are not trained, by the name that agents call: for each a table with "
-                "url, and model, api_key_env, api_key_file, timeout_s, concurrency"
+                "other models, not trained, by the name that agents call: each is a table with "
+                "url, and optionally model, api_key_env, api_key_file, timeout_s, concurrency"
             )
         ),
     ] = {}
@@ -152,8 +152,8 @@ class AgentConfig(Section, frozen=True):
         tuple[str, ...],
         Meta(
             description=(
-                "a command, with its arguments, that ends what an agent opened outside as a thing "
-                "of kind `command`; its last argument will be that thing's name"
+                "command with arguments that closes what an agent opened outside with the kind "
+                "`command`; the name of what was opened is appended as the last argument"
             )
         ),
     ] = ()
@@ -169,7 +169,7 @@ class AgentConfig(Section, frozen=True):
         if self.port and self.port + self.actors > 2**16:
             yield (
                 ("agent.port", "agent.actors"),
-                "each agents actor has a port of its own, and there are too few above this one: "
+                "each agents actor needs its own port, and there are too few above this one: "
                 "lower port",
             )
         if self.sandbox != "none" and self.run in (PLAYED_ELSEWHERE, PLAYED_BY_HOST):
@@ -195,6 +195,6 @@ class AgentConfig(Section, frozen=True):
         if whole.staleness.finish_on == "own":
             yield (
                 ("agent.run", "staleness.finish_on"),
-                "an episode outlives many versions, but engines do not keep them all: set "
+                "an episode lasts for many versions, and engines do not keep them all: set "
                 "finish_on to mixed",
             )

@@ -1,4 +1,4 @@
-"""Settings of engines and of their servers."""
+"""Settings of engines and their servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OURS = ("--api-key", "--config", "--uds")
-"""Arguments of a server that the rollout actor sets."""
+"""Server arguments that the rollout actor sets."""
 
 
 class ServersConfig(Section, frozen=True):
@@ -26,7 +26,8 @@ class ServersConfig(Section, frozen=True):
         tuple[str, ...],
         Meta(
             description=(
-                "command of a Python that has the server; each rollout actor starts one with it"
+                "command of a Python in which the server is installed; each rollout actor "
+                "starts its server with it"
             )
         ),
     ] = ()
@@ -34,37 +35,43 @@ class ServersConfig(Section, frozen=True):
         tuple[str, ...],
         Meta(
             description=(
-                "URLs of servers that run already, instead: one for each rollout actor, or all "
-                "that are behind the router"
+                "URLs of servers that already run, in place of launch: one for each rollout "
+                "actor, or all servers behind the router"
             )
         ),
     ] = ()
     api_key_file: Annotated[
         str,
         PATH,
-        Meta(description="file with the key that servers require; empty: they require none"),
+        Meta(description="file with the servers' API key; empty: they require none"),
     ] = ""
     device: Annotated[
         Literal["cpu", "cuda"], Meta(description="device of servers that are started")
     ] = "cpu"
-    tensor_parallel: Annotated[int, Meta(ge=1, description="devices of a server")] = 1
+    tensor_parallel: Annotated[
+        int, Meta(ge=1, description=("devices per server (tensor parallelism)"))
+    ] = 1
     arguments: Annotated[
-        tuple[str, ...], Meta(description="further arguments of a server that is started")
+        tuple[str, ...], Meta(description="further arguments for servers that are started")
     ] = ()
     backend: Annotated[
         Literal["gloo", "nccl"],
-        Meta(description="backend of the broadcast of a rollout actor to its server"),
+        Meta(
+            description=(
+                "torch.distributed backend of the broadcast from a rollout actor to its server"
+            )
+        ),
     ] = "gloo"
     host: Annotated[
-        str, Meta(description="address of this machine at which servers join that broadcast")
+        str, Meta(description="address of this machine at which servers join the broadcast")
     ] = "127.0.0.1"
     canary: Annotated[
         float,
         Meta(
             ge=0,
             description=(
-                "largest difference of a log-probability under new weights, server against "
-                "model; 0: by model.dtype"
+                "largest accepted difference of a log-probability between server and model "
+                "under new weights; 0: by model.dtype"
             ),
         ),
     ] = 0.0
@@ -76,14 +83,14 @@ class SglangConfig(ServersConfig, frozen=True):
     resumable = EVERY
 
     router: Annotated[
-        str, Meta(description="address of a router for requests to them; empty: none")
+        str, Meta(description="address of a router in front of the servers; empty: none")
     ] = ""
     interrupt: Annotated[
         Literal["retract", "in_place", "abort"],
         Meta(
             description=(
-                "unfinished rollouts at a new version: their cache is recomputed or kept, or they "
-                "are aborted and sent again"
+                "unfinished rollouts at a new version: recompute their KV cache, keep it, or "
+                "abort and resend them"
             )
         ),
     ] = "retract"
@@ -112,7 +119,7 @@ class Servers(NamedTuple):
 
     @property
     def router(self) -> str:
-        """The address of the router before all of them; empty where there is none."""
+        """The address of the router in front of all of them; empty if there is none."""
         return self.settings.router if isinstance(self.settings, SglangConfig) else ""
 
 
@@ -127,33 +134,38 @@ class EngineConfig(Section, frozen=True):
         BASIC,
         Meta(
             description=(
-                "embedded: transformers in the rollout process; sglang, vllm: a server for each "
+                "embedded: transformers in the rollout process; sglang, vllm: one server per "
                 "rollout actor"
             )
         ),
     ] = "embedded"
     slots: Annotated[
-        int, BASIC, Meta(ge=1, description="rollouts decoded at a time, for each rollout actor")
+        int, BASIC, Meta(ge=1, description="rollouts that each rollout actor decodes at a time")
     ] = 64
     chunk_tokens: Annotated[
         int,
         Meta(
             ge=0,
-            description="decode steps between two streamed chunks; 0: 8, or more above 512 slots",
+            description="decode steps between streamed chunks; 0: 8, or more above 512 slots",
         ),
     ] = 0
     context_tokens: Annotated[
-        int, BASIC, Meta(ge=8, description="prompt and response together, at most")
+        int, BASIC, Meta(ge=8, description="most tokens of prompt and response together")
     ] = 256
     kv: Annotated[
         Literal["keep", "recompute"],
-        Meta(description="embedded: the cache of unfinished rollouts at a new version"),
+        Meta(
+            description=(
+                "embedded: keep or recompute the KV cache of unfinished rollouts at a new version"
+            )
+        ),
     ] = "keep"
     compile: Annotated[
         bool,
         Meta(
             description=(
-                "embedded: compiled decode kernels (needs a C++ compiler; 5-12 s, once a machine)"
+                "embedded: compile the decode kernels (needs a C++ compiler; takes 5-12 s, "
+                "once per machine)"
             )
         ),
     ] = False
@@ -198,24 +210,24 @@ def _servers(whole: Config, servers: Servers) -> Contradictions:
     if bool(settings.launch) == bool(settings.urls):
         yield (
             ("engine.kind", f"{table}.launch", f"{table}.urls"),
-            "set launch for servers that rollout actors start, or urls for servers that run "
-            "already",
+            "set launch for servers that rollout actors start, or urls for servers that "
+            "already run",
         )
     if settings.urls and whole.cluster.kind != "local":
         yield (
             ("cluster.kind", f"{table}.urls"),
-            "an actor starts its server on its own machine: set launch in place of urls, or kind "
-            "to local",
+            "on other machines an actor starts its own server: set launch instead of urls, or "
+            "kind to local",
         )
     if settings.launch and settings.api_key_file:
         yield (
             (f"{table}.launch", f"{table}.api_key_file"),
-            "a server that is started gets its own key: remove api_key_file",
+            "the run makes a key for servers that it starts: remove api_key_file",
         )
     if any(word.partition("=")[0] in OURS for word in settings.arguments):
         yield (
             (f"{table}.arguments",),
-            "a server that is started gets its key, or its socket, from the run: remove "
+            "the run sets the key and the socket of servers that it starts: remove "
             f"{', '.join(OURS[:-1])} and {OURS[-1]} from them",
         )
     if isinstance(settings, SglangConfig):
@@ -226,7 +238,7 @@ def _servers(whole: Config, servers: Servers) -> Contradictions:
             f"each server has one rollout actor: set rollout.actors to {len(settings.urls)}",
         )
     if len(set(settings.urls)) != len(settings.urls):
-        yield (f"{table}.urls",), "a server is named twice: name each once"
+        yield (f"{table}.urls",), "a server is listed twice: list each once"
     for key, urls in ((f"{table}.urls", settings.urls), (f"{table}.router", (servers.router,))):
         if any(not _address(url) for url in urls if url):
             yield (key,), "an address is http://host:port"
@@ -240,7 +252,7 @@ def _servers(whole: Config, servers: Servers) -> Contradictions:
     if settings.backend == "nccl" and settings.device == "cpu" and settings.launch:
         yield (
             (f"{table}.backend", f"{table}.device"),
-            "nccl is between GPUs: set backend to gloo, or device to cuda",
+            "nccl needs GPUs: set backend to gloo, or device to cuda",
         )
 
 
@@ -250,18 +262,19 @@ def _address(url: str) -> bool:
 
 
 def _sglang(whole: Config, sglang: SglangConfig) -> Contradictions:
-    """Yield contradictions of settings of SGLang alone."""
+    """Yield contradictions of settings that only SGLang has."""
     direct = whole.publication.path == "direct"
     if direct and sglang.transfer == "disk":
         yield (
             ("publication.path", "engine.sglang.transfer"),
-            "the trainer broadcasts directly into servers: set path to staged, or transfer to "
-            "broadcast",
+            "with path direct the trainer broadcasts into the servers: set path to staged, or "
+            "transfer to broadcast",
         )
     if direct and sglang.backend == "nccl" and whole.train.device != "cuda":
         yield (
             ("publication.path", "engine.sglang.backend", "train.device"),
-            "the trainer broadcasts, from its own device: set backend to gloo, or device to cuda",
+            "with path direct the trainer broadcasts from its own device: set backend to gloo, "
+            "or device to cuda",
         )
     if sglang.router and whole.rollout.actors != 1:
         yield (
@@ -271,5 +284,5 @@ def _sglang(whole: Config, sglang: SglangConfig) -> Contradictions:
     if sglang.router and not sglang.urls:
         yield (
             ("engine.sglang.router", "engine.sglang.urls"),
-            "a router is for servers that run already: name them in urls too",
+            "a router is for servers that already run: list them in urls too",
         )

@@ -14,26 +14,32 @@ if TYPE_CHECKING:
 
 
 class EvaluationConfig(Section, frozen=True):
-    """Evaluation: each held-out prompt is answered greedily, and by samples if set."""
+    """Evaluation: each held-out prompt gets a greedy answer, and sampled answers if set."""
 
     resumable = ("hold_s",)
 
     weights: Annotated[
         Literal["current", "ema"],
-        Meta(description="weights that are evaluated: a version's own, or the average (train.ema)"),
+        Meta(description="weights to evaluate: the version's own, or the average (train.ema)"),
     ] = "current"
     samples: Annotated[
         int,
         Meta(
             ge=0,
             le=2**16,
-            description="sampled answers to each held-out prompt; 0: greedy ones only",
+            description="sampled answers per held-out prompt; 0: greedy answers only",
         ),
     ] = 0
-    temperature: Annotated[float, Meta(gt=0, description="of those answers")] = 1.0
+    temperature: Annotated[
+        float, Meta(gt=0, description="sampling temperature of those answers")
+    ] = 1.0
     pass_at: Annotated[
         tuple[Count, ...],
-        Meta(description="each k of pass@k: at least one of k such answers is right"),
+        Meta(
+            description=(
+                "values of k for pass@k, the chance that at least one of k sampled answers is right"
+            )
+        ),
     ] = ()
 
     hold_s: Annotated[
@@ -41,8 +47,8 @@ class EvaluationConfig(Section, frozen=True):
         Meta(
             gt=0,
             description=(
-                "seconds for which the evaluation of a version delays the next one, where engines "
-                "keep only one; then the rest is answered as mixed"
+                "most seconds that the evaluation of a version delays the next version, where "
+                "engines keep only one; the rest is then answered by mixed versions"
             ),
         ),
     ] = 300.0
@@ -62,17 +68,18 @@ def _of_the_average(whole: Config) -> Contradictions:
     if not whole.train.ema:
         yield (
             ("evaluation.weights", "train.ema"),
-            "there is no average to evaluate: set ema to its decay, as 0.99, or weights to current",
+            "there is no average to evaluate: set ema to its decay, such as 0.99, or weights "
+            "to current",
         )
     if not capabilities(whole.engine.kind).keeps_averages:
         yield (
             ("evaluation.weights", "engine.kind"),
-            "this engine keeps no average beside the weights for training: set "
-            "weights to current and evaluate model-ema apart, or set kind to embedded",
+            "this engine cannot hold the average beside the training weights: set weights to "
+            "current and evaluate model-ema separately, or set kind to embedded",
         )
     if whole.staleness.finish_on == "own":
         yield (
             ("evaluation.weights", "staleness.finish_on"),
-            "engines keep each version's own weights for rollouts that end under it, in the slot "
-            "of its average: set finish_on to mixed, or weights to current",
+            "with finish_on = own, engines keep each version's weights where its average would "
+            "be: set finish_on to mixed, or weights to current",
         )

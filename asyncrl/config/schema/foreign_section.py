@@ -20,8 +20,8 @@ class ForeignConfig(Section, frozen=True):
         Literal["none", "file", "pool", "runs"],
         Meta(
             description=(
-                "where foreign answers are from: a file or folder of answers, the run's own old "
-                "successes, where all own answers of a group fail, or other runs' groups"
+                "source of foreign answers: a file or folder; the run's own earlier successes, "
+                "for groups in which every answer fails; or other runs' groups"
             )
         ),
     ] = "none"
@@ -30,9 +30,9 @@ class ForeignConfig(Section, frozen=True):
         PATH,
         Meta(
             description=(
-                "answers to training prompts: a data set in any form that task.path reads, or rows "
-                "of ids with the tokenizer that they are of; of runs: the folder or the s3://, "
-                "gs:// or az:// that they share"
+                "answers to training prompts: a data set in any form that task.path reads, or "
+                "rows of token ids with their tokenizer; for runs: the folder or the s3://, "
+                "gs:// or az:// address that they share"
             )
         ),
     ] = ""
@@ -42,12 +42,10 @@ class ForeignConfig(Section, frozen=True):
     answer_key: Annotated[
         str, Meta(description="key of the answer, as task.answer_key; empty: as the rows are")
     ] = ""
-    members: Annotated[
-        int, Meta(ge=1, description="foreign answers that join a group, at most")
-    ] = 1
+    members: Annotated[int, Meta(ge=1, description="most foreign answers in a group")] = 1
     max_age: Annotated[
         int,
-        Meta(ge=0, description="versions that a foreign token may be old when it is trained"),
+        Meta(ge=0, description="largest age of a foreign token when it is trained, in versions"),
     ] = 8
 
     @property
@@ -64,15 +62,16 @@ class ForeignConfig(Section, frozen=True):
         if (self.source in ("file", "runs")) != bool(self.path):
             yield (
                 ("foreign.source", "foreign.path"),
-                "foreign answers of a file or of runs need both: set source and path, or neither",
+                "foreign answers from a file or from runs need both: set source and path, or "
+                "neither",
             )
         if not self.most:
             return
         if self.members > whole.rollout.group_size:
             yield (
                 ("foreign.members", "rollout.group_size"),
-                "foreign answers would outnumber those of the policy itself: lower members, or "
-                "raise group_size",
+                "foreign answers would outnumber the policy's own: lower members, or raise "
+                "group_size",
             )
         if whole.train.unit == "rollout":
             yield (
@@ -82,12 +81,12 @@ class ForeignConfig(Section, frozen=True):
         if whole.agent.run:
             yield (
                 ("foreign.source", "agent.run"),
-                "a foreign answer is one response, and no episode: set source to none",
+                "a foreign answer is a single response, not an episode: set source to none",
             )
         if whole.judge.together:
             yield (
                 ("foreign.source", "judge.members"),
-                "a group is judged before foreign answers join it: set members to alone",
+                "the judge sees a group before foreign answers join it: set members to alone",
             )
         if whole.staleness.proximal not in ("behaviour", "recompute"):
             yield (

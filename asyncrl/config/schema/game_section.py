@@ -14,19 +14,21 @@ if TYPE_CHECKING:
     from asyncrl.config.schema.run_toml import Config
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
-"""A policy's name: it is a folder's, a model's and a reward's."""
+"""A policy's name, which also names a folder, a model and a reward."""
 
 
 class GameConfig(Section, frozen=True):
     """A policy of a game (docs/policies.md); `asyncrl train game.toml` writes this table."""
 
-    policy: Annotated[str, Meta(description="the policy's name; empty: the run is of no game")] = ""
+    policy: Annotated[
+        str, Meta(description=("the policy's name; empty: the run belongs to no game"))
+    ] = ""
     guests: Annotated[
         tuple[str, ...],
         Meta(
             description=(
-                "the other policies, whose runs are beside this one; empty: another run's agents "
-                "play the game"
+                "the other policies, trained by runs beside this one; empty: another run's "
+                "agents play the game"
             )
         ),
     ] = ()
@@ -36,14 +38,20 @@ class GameConfig(Section, frozen=True):
         if bool(self.policy and not self.guests) != (agent.run == PLAYED_BY_HOST):
             yield (
                 ("game.policy", "agent.run"),
-                "a run is another's guest by `asyncrl train game.toml`: start it so",
+                "a guest run is started by `asyncrl train game.toml`: start it that way",
             )
         if not self.policy:
             return
         if not agent.run:
-            yield ("game.policy", "agent.run"), "an agent plays a game: name it as game.run"
+            yield (
+                ("game.policy", "agent.run"),
+                "a game needs an agent that plays it: name it as game.run",
+            )
         if not isinstance(agent.run, str) or agent.run == PLAYED_ELSEWHERE:
-            yield ("game.policy", "agent.run"), "a game is a function: name one, as ./game.py:play"
+            yield (
+                ("game.policy", "agent.run"),
+                "a game is a function: name one, such as ./game.py:play",
+            )
         for name in (self.policy, *self.guests):
             if not NAME.fullmatch(name):
                 yield (
@@ -55,23 +63,23 @@ class GameConfig(Section, frozen=True):
         if task.eval_size or task.eval_path:
             yield (
                 ("game.policy", "task.eval_size"),
-                "games of held-out prompts are not played: set eval_size to 0",
+                "a game is not played on held-out prompts: set eval_size to 0",
             )
         if whole.staleness.on_stale == "restart":
             yield (
                 ("game.policy", "staleness.on_stale"),
-                "a game that begins again in one run would not in the others: set on_stale to "
-                "mask or drop",
+                "a game that restarts in one run would not restart in the others: set on_stale "
+                "to mask or drop",
             )
         if task.curriculum != "in_order":
             yield (
                 ("game.policy", "task.curriculum"),
-                "the runs of a game have one order of prompts: set curriculum to in_order",
+                "all runs of a game need the same order of prompts: set curriculum to in_order",
             )
         if whole.rollout.sizing != "fixed":
             yield (
                 ("game.policy", "rollout.sizing"),
-                "the groups of a game have one size: set sizing to fixed",
+                "all groups of a game have one size: set sizing to fixed",
             )
         if agent.models:
             yield (

@@ -17,6 +17,9 @@ class JournalConfig(Section, frozen=True):
     commit_ms: Annotated[
         int,
         Meta(
-            ge=0, description="milliseconds between commits of the journal; 0: each event at once"
+            ge=0,
+            description=(
+                "milliseconds between commits of the journal; 0: commit each event at once"
+            ),
         ),
     ] = 100

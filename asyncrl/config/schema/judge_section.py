@@ -1,6 +1,6 @@
 """Settings of the judge: a model on a server that the verifier `judge` asks for verdicts.
 
-Invariant: no setting holds a key, and no sentence repeats one that was put in the wrong place.
+Invariant: no setting holds a key, and no error message quotes one that was put in the wrong place.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ between those that are equally good, as in
 RANKING: 3 > 1 = 2 > 4
 """,
 }
-"""Templates of a group, where none is set."""
+"""Default templates for judging a group."""
 GROUP_MARKERS = {"scored": "SCORES:", "ranked": "RANKING:"}
 """Words before the verdict on a group."""
 _SOLVE_RATES = {
@@ -79,9 +79,9 @@ _SOLVE_RATES = {
     "rollout.sizing": "fixed",
     "train.group_weight": "none",
 }
-"""Settings that ask how often a prompt is solved, and what they are where they do not."""
+"""Settings that depend on how often a prompt is solved, each with the value that does not."""
 _OWN = frozenset({"model", "messages", "max_tokens", "stream", "n"})
-"""Keys of a request that `judge.params` cannot set."""
+"""Request keys that `judge.params` cannot set."""
 
 
 class JudgeConfig(Section, frozen=True):
@@ -111,22 +111,25 @@ class JudgeConfig(Section, frozen=True):
     url: Annotated[
         str,
         BASIC,
-        Meta(description="address of the API, as http://127.0.0.1:8000/v1; empty: no judge"),
+        Meta(description="address of the API, such as http://127.0.0.1:8000/v1; empty: no judge"),
     ] = ""
-    model: Annotated[str, BASIC, Meta(description="the model's name at that server")] = ""
+    model: Annotated[str, BASIC, Meta(description="the model's name at the server")] = ""
     template: Annotated[
         str,
-        Meta(description="what it reads, around {question}, {answer} and {expected}"),
+        Meta(
+            description=("prompt of the judge, with {question}, {answer} and {expected} filled in")
+        ),
     ] = TEMPLATE
     marker: Annotated[
-        str, Meta(description="chat: the score is the number after the last of these")
+        str,
+        Meta(description=("chat: the score is the number after the last occurrence of this text")),
     ] = "SCORE:"
     members: Annotated[
         Literal["alone", "scored", "ranked"],
         Meta(
             description=(
-                "chat: how a group's answers are judged: each alone, or all in one request, with a "
-                "score each or by their ranks"
+                "chat: judge each answer alone, or all answers of a group in one request, by a "
+                "score for each or by rank"
             )
         ),
     ] = "alone"
@@ -134,44 +137,50 @@ class JudgeConfig(Section, frozen=True):
         str,
         Meta(
             description=(
-                "what it reads of a group, around {question}, {expected} and {answers}; empty: "
-                "asyncrl's own"
+                "prompt for a whole group, with {question}, {expected} and {answers} filled "
+                "in; empty: asyncrl's own"
             )
         ),
     ] = ""
     highest: Annotated[
         float,
-        Meta(gt=0, description="chat: the best score, worth a reward of 1; 0 is the worst"),
+        Meta(gt=0, description="chat: the best score, which gives the reward 1; the worst is 0"),
     ] = 10.0
     label: Annotated[
         int,
-        Meta(ge=0, description="classifier: the class whose number is the reward"),
+        Meta(ge=0, description="classifier: index of the class whose value is the reward"),
     ] = 0
-    max_tokens: Annotated[int, Meta(ge=1, description="chat: tokens of a reply, at most")] = 512
+    max_tokens: Annotated[int, Meta(ge=1, description="chat: most tokens in a reply")] = 512
     params: Annotated[
-        dict[str, Any], Meta(description="chat: more keys of each request, as temperature")
+        dict[str, Any],
+        Meta(description=("chat: further keys of each request, such as temperature")),
     ] = {}
     requests_per_minute: Annotated[
-        int, Meta(ge=1, description="requests in a minute, at most, of the whole run")
+        int, Meta(ge=1, description="most requests per minute, for the whole run")
     ] = 600
     tokens_per_minute: Annotated[
-        int, Meta(ge=1, description="tokens of requests and replies in a minute, of the whole run")
+        int,
+        Meta(
+            ge=1, description=("most tokens of requests and replies per minute, for the whole run")
+        ),
     ] = 1_000_000
     concurrency: Annotated[
-        int, Meta(ge=1, description="requests at a time, at most, for each reward actor")
+        int, Meta(ge=1, description="most concurrent requests per reward actor")
     ] = 32
-    timeout_s: Annotated[float, Meta(gt=0, description="seconds that a request may take")] = 60.0
-    retries: Annotated[
-        int, Meta(ge=0, description="requests after the first, at most, for one answer")
-    ] = 5
+    timeout_s: Annotated[float, Meta(gt=0, description="timeout of a request, in seconds")] = 60.0
+    retries: Annotated[int, Meta(ge=0, description="most retries for one answer")] = 5
     api_key_env: Annotated[
-        str, Meta(description="the variable that holds its key; empty: it needs none")
+        str, Meta(description="environment variable that holds its key; empty: it needs none")
     ] = ""
     api_key_file: Annotated[
-        str, PATH, Meta(description="or the file that holds it; empty: it needs none")
+        str, PATH, Meta(description="file that holds its key, instead; empty: it needs none")
     ] = ""
     cache: Annotated[
-        int, Meta(ge=0, description="verdicts that each reward actor keeps, by their contents")
+        int,
+        Meta(
+            ge=0,
+            description=("verdicts that each reward actor caches, by the contents of the request"),
+        ),
     ] = 100_000
 
     def __post_init__(self) -> None:
@@ -186,7 +195,7 @@ class JudgeConfig(Section, frozen=True):
 
     @property
     def together(self) -> bool:
-        """True if it sees the answers of a group in one request."""
+        """True if one request shows it all answers of a group."""
         return self.members != "alone"
 
     def contradictions(self, whole: Config) -> Contradictions:
@@ -194,7 +203,10 @@ class JudgeConfig(Section, frozen=True):
             return
         yield from address_contradictions("judge", self.url, self.api_key_env, self.api_key_file)
         if self.kind == "chat" and not self.model:
-            yield ("judge.url", "judge.model"), "name the model that the server is to ask"
+            yield (
+                ("judge.url", "judge.model"),
+                "a judge needs a model: name one that the server has",
+            )
         if self.kind == "classifier" and url_parts(self.url).path.rstrip("/").endswith("/v1"):
             yield (
                 ("judge.kind", "judge.url"),
@@ -202,15 +214,21 @@ class JudgeConfig(Section, frozen=True):
                 "(there, SGLang's numbers of a scalar head are all 1)",
             )
         if not self.marker.strip():
-            yield ("judge.marker",), "the score could be any number of the reply: name a word"
+            yield (
+                ("judge.marker",),
+                "any number in the reply could be the score: name the word before it",
+            )
         if own := _OWN.intersection(self.params):
             yield (
                 ("judge.params",),
-                f"{', '.join(sorted(own))} is set by other settings of [judge], or may not change: "
+                f"{', '.join(sorted(own))} is set by other settings of [judge], or fixed: "
                 "remove it",
             )
         if "{answer}" not in self.template:
-            yield ("judge.template",), "it would not see the answer: put {answer} in the template"
+            yield (
+                ("judge.template",),
+                "the judge would not see the answer: put {answer} in the template",
+            )
         yield from self._of_groups(whole)
 
     def _of_groups(self, whole: Config) -> Contradictions:
@@ -219,7 +237,7 @@ class JudgeConfig(Section, frozen=True):
             if self.group_template:
                 yield (
                     ("judge.members", "judge.group_template"),
-                    "no group is shown to the judge: set members to scored or ranked",
+                    "the judge is shown no group: set members to scored or ranked",
                 )
             return
         marker = GROUP_MARKERS[self.members]
@@ -232,28 +250,29 @@ class JudgeConfig(Section, frozen=True):
         if self.group_template and not all(part in self.group_template for part in wanted):
             yield (
                 ("judge.members", "judge.group_template"),
-                f"it must show the judge {{answers}}, and ask for a line that begins with {marker}",
+                f"the template must contain {{answers}}, and ask for a line that begins with "
+                f"{marker}",
             )
         if whole.train.unit == "rollout":
             yield (
                 ("judge.members", "train.unit"),
-                "no rollout has a reward before its whole group has: set unit to group",
+                "a rollout has no reward before its whole group is judged: set unit to group",
             )
         if self.members == "ranked":
             yield from self._of_ranks(whole)
 
     def _of_ranks(self, whole: Config) -> Contradictions:
-        """Yield contradictions of rewards that say who is better, and not who is right."""
+        """Yield contradictions of rewards that say which answer is better, not which is right."""
         if whole.rollout.group_size < 2:
             yield (
                 ("judge.members", "rollout.group_size"),
-                "an answer is ranked among others: raise group_size",
+                "ranks need at least two answers: raise group_size",
             )
         for setting, without in _SOLVE_RATES.items():
             section, name = setting.split(".")
             if getattr(getattr(whole, section), name) != without:
                 yield (
                     ("judge.members", setting),
-                    "ranks do not say whether a prompt is solved: set members to scored, or "
+                    "ranks do not tell whether a prompt is solved: set members to scored, or "
                     f"{name} to {without}",
                 )

@@ -1,6 +1,6 @@
 """Addresses of APIs that may require a key: a judge's, and those of other models.
 
-Invariant: no setting holds a key, and no sentence repeats one that was put in the wrong place.
+Invariant: no setting holds a key, and no error message quotes one that was put in the wrong place.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def refuse_secrets(table: str, url: str, api_key_env: str, example: str) -> None:
-    """Refuse a key in place of the name of its variable (an `example` of one is shown), or in a
-    URL. Raises ConfigError, which does not quote what may be a secret."""
+    """Refuse a key in a URL, or in place of the name of its variable (the error shows an `example`
+    of a name). Raises ConfigError, which does not quote what may be a secret."""
     if api_key_env and not _VARIABLE.fullmatch(api_key_env):
         raise ConfigError(
-            f"{table}.api_key_env is not the name of a variable, as {example} is (what it says is "
-            "not repeated here: it may be a key): export the key under a name, and give that."
+            f"{table}.api_key_env must be the name of an environment variable, such as "
+            f"{example} (its value is not shown here, as it may be a key): export the key "
+            "under a name, and set that name."
         )
     parts = url_parts(url)
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError(
-            f"{table}.url has a user, a password, or something behind ? or # in it (it is not "
-            f"repeated here, as it may hold a key): give the key by {table}.api_key_env or "
+            f"{table}.url has a user, a password, or something after ? or # (it is not shown "
+            f"here, as it may hold a key): give the key by {table}.api_key_env or "
             f"{table}.api_key_file."
         )
 
@@ -45,11 +46,11 @@ def address_contradictions(
     ):
         yield (
             (f"{table}.url", f"{table}.api_key_env" if api_key_env else f"{table}.api_key_file"),
-            "the key would cross the network for all to read: give an https address, or one of "
+            "the key would cross the network unencrypted: give an https address, or one of "
             "this machine (127.0.0.1)",
         )
     if api_key_env and api_key_file:
         yield (
             (f"{table}.api_key_env", f"{table}.api_key_file"),
-            "a server has one key: set one of them",
+            "a server has one key: set only one of them",
         )

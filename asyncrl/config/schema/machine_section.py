@@ -17,14 +17,16 @@ class MachineConfig(Section, frozen=True):
 
     resumable = EVERY
 
-    cores: Annotated[int, Meta(ge=0, description="cores to use; 0: all this process may use")] = 0
+    cores: Annotated[
+        int, Meta(ge=0, description="cores to use; 0: all that this process may use")
+    ] = 0
     trainer_cores: Annotated[
-        int, Meta(ge=0, description="cores of the trainer among those; 0: half")
+        int, Meta(ge=0, description="how many of those cores the trainer uses; 0: half")
     ] = 0
 
     def contradictions(self, whole: Config) -> Contradictions:
         if self.cores > 1 and self.trainer_cores >= self.cores:
             yield (
                 ("machine.trainer_cores", "machine.cores"),
-                "no core is left for generation: lower trainer_cores",
+                "the trainer would leave no core for generation: lower trainer_cores",
             )

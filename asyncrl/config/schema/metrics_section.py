@@ -18,5 +18,5 @@ class MetricsConfig(Section, frozen=True):
         int, BASIC, Meta(ge=0, le=65535, description="port of metrics for Prometheus; 0: off")
     ] = 0
     host: Annotated[
-        str, Meta(description="address of this machine for that port; 0.0.0.0: all")
+        str, Meta(description="address of this machine on which that port is open; 0.0.0.0: all")
     ] = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""Settings of the model, and of its adapters."""
+"""Settings of the model and its adapters."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class LoraConfig(Section, frozen=True):
         int, Meta(ge=0, description="rank of each adapter; 0: no adapters, all weights learn")
     ] = 0
     alpha: Annotated[
-        float, Meta(gt=0, description="an adapter's product is added alpha / rank times")
+        float, Meta(gt=0, description="an adapter's product is scaled by alpha / rank")
     ] = 32.0
     targets: Annotated[
         str | tuple[str, ...],
         Meta(
             description=(
-                "linear layers with an adapter: all-linear, all except the output layer, or a "
-                'list of last parts of their names, as ["q_proj", "v_proj"]; names of tensors of '
-                "experts, too"
+                "linear layers that get an adapter: all-linear, all except the output layer; "
+                'or a list of last parts of their names, such as ["q_proj", "v_proj"], which '
+                "may name tensors of experts"
             )
         ),
     ] = ALL_LINEAR
@@ -53,14 +53,12 @@ class LoraConfig(Section, frozen=True):
         if ALL_LINEAR in self.named_targets:
             yield (
                 ("model.lora.targets",),
-                f"{ALL_LINEAR} means every layer, so it cannot be beside others: set targets to it "
-                "alone",
+                f"{ALL_LINEAR} already means every layer: set targets to it alone",
             )
         if whole.publication.path == "direct":
             yield (
                 ("model.lora.rank", "publication.path"),
-                "adapters are merged into whole weights beside the engine's own: set path to "
-                "staged",
+                "adapters are merged in memory beside the engine's weights: set path to staged",
             )
         if whole.publication.rounds(whole.model):
             yield (
@@ -85,9 +83,7 @@ class ModelConfig(Section, frozen=True):
     ] = ""
     warmup_steps: Annotated[
         int,
-        Meta(
-            ge=0, description="bundled model: supervised steps on the task's own answers, at most"
-        ),
+        Meta(ge=0, description="bundled model: most supervised steps on the task's own answers"),
     ] = 600
     warmup_accuracy: Annotated[
         float,
@@ -96,8 +92,8 @@ class ModelConfig(Section, frozen=True):
             gt=0,
             le=1,
             description=(
-                "bundled model: share of right greedy answers, and ten times that of sampled "
-                "ones, that ends the warm-up"
+                "bundled model: the warm-up ends once this share of greedy answers is right, "
+                "and a tenth of it of sampled ones"
             ),
         ),
     ] = 0.3
@@ -108,7 +104,7 @@ class ModelConfig(Section, frozen=True):
         Literal["weights", "float32"],
         Meta(
             description=(
-                "type in which the output layer of trainer and embedded engines computes: that of "
+                "type in which trainer and embedded engines compute the output layer: that of "
                 "the weights, or float32"
             )
         ),
@@ -117,8 +113,8 @@ class ModelConfig(Section, frozen=True):
         Literal["none", "fp8"],
         Meta(
             description=(
-                "coarser values for the weights of linear layers, in trainer and engines alike: "
-                "fp8 in blocks of 128 by 128; float32 masters learn"
+                "round the weights of linear layers, in trainer and engines alike: fp8, in "
+                "blocks of 128 by 128, while float32 master weights learn"
             )
         ),
     ] = "none"
@@ -126,8 +122,8 @@ class ModelConfig(Section, frozen=True):
         bool,
         Meta(
             description=(
-                "train the tower for images, too, of a model that reads them; false: only the "
-                "layers of text learn"
+                "for a model that reads images, also train its vision tower; false: only the "
+                "text layers learn"
             )
         ),
     ] = False
@@ -144,6 +140,5 @@ class ModelConfig(Section, frozen=True):
         if whole.train.ranks > 1 or whole.cluster.trainer_agents:
             yield (
                 ("model.rounding", "train.ranks"),
-                "a block of weights may lie with two ranks: set rounding to none, or lower ranks "
-                "to 1",
+                "two ranks may share a block of weights: set rounding to none, or lower ranks to 1",
             )

@@ -17,30 +17,35 @@ from asyncrl.config.schema.keyed_address import address_contradictions, refuse_s
 from asyncrl.config.setting import Field, checked, field_of, nearest, quoted
 
 TRAINED = "policy"
-"""The name of the model that is trained; other names that are not in the table are its, too."""
+"""The name of the trained model; names that are not in the table mean it, too."""
 MOST = 64
-"""Other models of a run, at most."""
+"""The most other models of a run."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}")
 
 
 class OtherModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model at an API of its own."""
 
-    url: Annotated[str, Meta(description="address of its API, as http://127.0.0.1:8000/v1")]
+    url: Annotated[str, Meta(description="address of its API, such as http://127.0.0.1:8000/v1")]
     model: Annotated[
-        str, Meta(description="its name at that server; empty: the one that agents call")
+        str, Meta(description="its name at that server; empty: the name that agents call")
     ] = ""
     api_key_env: Annotated[
-        str, Meta(description="the variable that holds its key; empty: it needs none")
+        str, Meta(description="environment variable that holds its key; empty: it needs none")
     ] = ""
     api_key_file: Annotated[
-        str, Meta(description="or the file that holds it; empty: it needs none")
+        str, Meta(description="file that holds its key, instead; empty: it needs none")
     ] = ""
     timeout_s: Annotated[
-        float, Meta(gt=0, le=3600, description="seconds of a call, with its wait for a place")
+        float,
+        Meta(
+            gt=0,
+            le=3600,
+            description=("timeout of a call in seconds, including the wait for its turn"),
+        ),
     ] = 120.0
     concurrency: Annotated[
-        int, Meta(ge=1, le=4096, description="calls at a time, at most, for each agents actor")
+        int, Meta(ge=1, le=4096, description="most concurrent calls per agents actor")
     ] = 32
 
 
@@ -51,7 +56,7 @@ def other_models(models: Mapping[str, Any]) -> dict[str, OtherModel]:
     120.0
     """
     if len(models) > MOST:
-        raise ConfigError(f"agent.models has {len(models)} tables, and may have {MOST}.")
+        raise ConfigError(f"agent.models has {len(models)} tables, and at most {MOST} are allowed.")
     return {name: _other(name, table) for name, table in models.items()}
 
 
@@ -82,7 +87,7 @@ def _other(name: str, table: Any) -> OtherModel:
         )
     where = f"agent.models.{name}"
     if not isinstance(table, Mapping):
-        raise ConfigError(f"{where} is not a table: write [{where}], and its url in it.")
+        raise ConfigError(f"{where} is not a table: write [{where}], with its url.")
     fields = _fields()
     values: dict[str, Any] = {}
     for key, value in table.items():

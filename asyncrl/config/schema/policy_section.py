@@ -1,4 +1,4 @@
-"""Settings shared by reference and teacher: policies that do not learn, and score tokens."""
+"""Settings shared by reference and teacher: policies that score tokens and do not learn."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ class PolicyConfig(Section, frozen=True):
 
     coefficient: float = 0.0
     """Each section describes its own weight."""
-    path: Annotated[str, PATH, Meta(description="its model directory, or its name on a hub")] = ""
+    path: Annotated[str, PATH, Meta(description="its model directory, or its name on the hub")] = ""
     server: Annotated[
         str,
-        Meta(description="http://host:port of an SGLang that scores with it, instead; empty: none"),
+        Meta(
+            description=(
+                "http://host:port of an SGLang server that scores with it, instead; empty: none"
+            )
+        ),
     ] = ""
     api_key_file: Annotated[
         str,
         PATH,
-        Meta(description="file with the key that this server requires; empty: it requires none"),
+        Meta(description="file with that server's key; empty: it requires none"),
     ] = ""
 
     def contradictions(self, whole: Config) -> Contradictions:
@@ -34,7 +38,7 @@ class PolicyConfig(Section, frozen=True):
         if not self.coefficient and (self.path or self.server):
             yield (
                 (f"{name}.coefficient", f"{name}.path", f"{name}.server"),
-                f"with a coefficient of 0 the {name} does nothing: set coefficient, or remove path "
+                f"with coefficient 0 the {name} does nothing: set coefficient, or remove path "
                 "and server",
             )
         if self.api_key_file and not self.server:
@@ -50,6 +54,6 @@ class PolicyConfig(Section, frozen=True):
         if whole.rollout.temperature != 1:
             yield (
                 (f"{name}.server", "rollout.temperature"),
-                "a server scores tokens at temperature 1, but the divergence needs the sampling "
-                "temperature: set temperature to 1, or give the model in path alone",
+                "a server scores tokens at temperature 1, but the divergence needs the "
+                "sampling temperature: set temperature to 1, or give the model in path instead",
             )

@@ -23,8 +23,8 @@ class PublicationConfig(Section, frozen=True):
         Literal["staged", "direct"],
         Meta(
             description=(
-                "path of weights: staged beside the engine's own while it decodes, or direct into "
-                "them while it is paused, without a second copy"
+                "how weights reach an engine: staged in separate memory while it decodes, or "
+                "direct into its own while it is paused, without a second copy"
             )
         ),
     ] = "staged"
@@ -33,7 +33,7 @@ class PublicationConfig(Section, frozen=True):
         Meta(
             ge=1024,
             description=(
-                "bytes broadcast at a time; to servers at least a 32nd of the weights, up to 1 GiB"
+                "bytes per broadcast; to servers at least 1/32 of the weights, up to 1 GiB"
             ),
         ),
     ] = 32 * 2**20
@@ -42,8 +42,8 @@ class PublicationConfig(Section, frozen=True):
         Meta(
             ge=1,
             description=(
-                "one of this many publications sends all bytes, the others only changed ones; pays "
-                "in bfloat16, for one more copy of the weights in the trainer"
+                "one in this many publications sends all bytes, the others only changed ones; "
+                "worth it in bfloat16, and costs the trainer another copy of the weights"
             ),
         ),
     ] = 1
@@ -51,8 +51,8 @@ class PublicationConfig(Section, frozen=True):
         Literal["model", "bfloat16", "fp8"],
         Meta(
             description=(
-                "type of the weights that engines are sent; bfloat16 for a float32 model: half the "
-                "bytes, rounded; fp8: linear layers as model.rounding has them"
+                "type in which weights are sent; bfloat16 for a float32 model: half the bytes, "
+                "rounded; fp8: linear layers rounded as by model.rounding"
             )
         ),
     ] = "model"
@@ -61,8 +61,8 @@ class PublicationConfig(Section, frozen=True):
         Meta(
             gt=0,
             description=(
-                "seconds for each phase, and one more for each 80 MB of weights; an engine that "
-                "misses one is replaced"
+                "seconds for each phase, plus one for each 80 MB of weights; an engine that "
+                "misses a phase is replaced"
             ),
         ),
     ] = 60.0
@@ -70,13 +70,15 @@ class PublicationConfig(Section, frozen=True):
         str,
         Meta(
             description=(
-                "address at which the trainer meets engines for weights; loopback: in a file"
+                "address at which engines meet the trainer to receive weights; loopback: they "
+                "meet in a file"
             )
         ),
     ] = "127.0.0.1"
 
     def sent_dtype(self, model: ModelConfig) -> str:
-        """Return the type of the weights that are sent; with fp8, of those of no linear layer.
+        """Return the type in which weights are sent; with fp8, that of weights outside linear
+        layers.
 
         >>> from asyncrl.config.schema import ModelConfig
         >>> PublicationConfig(dtype="bfloat16").sent_dtype(ModelConfig())
@@ -85,7 +87,7 @@ class PublicationConfig(Section, frozen=True):
         return "bfloat16" if self.dtype == "bfloat16" else model.dtype
 
     def rounds(self, model: ModelConfig) -> bool:
-        """True if engines are sent coarser weights than the trainer computes with."""
+        """True if weights are sent in a coarser type than the trainer computes with."""
         if self.dtype == "fp8":
             return model.rounding != "fp8"
         return self.sent_dtype(model) != model.dtype
@@ -95,9 +97,10 @@ class PublicationConfig(Section, frozen=True):
         if self.dtype == "fp8" and servers is not None and not servers.settings.urls:
             yield (
                 ("publication.dtype", f"{servers.table}.urls"),
-                "servers of a run begin with the run's own model, which is not quantized: start "
-                "servers with an fp8 copy of it (blocks of 128 by 128) and name them in urls, or "
-                "set dtype to model, which with model.rounding = fp8 sends the same values",
+                "servers that the run starts load the run's model, which is not quantized: "
+                "start servers with an fp8 copy of it (blocks of 128 by 128) and list them in "
+                "urls, or set dtype to model, which with model.rounding = fp8 sends the same "
+                "values",
             )
         if self.path != "direct":
             return
@@ -110,8 +113,9 @@ class PublicationConfig(Section, frozen=True):
         if self.full_every > 1:
             yield (
                 ("publication.path", "publication.full_every"),
-                "changes are found by a copy of the last weights sent, which a direct publication "
-                "does not keep: set path to staged, or full_every to 1",
+                "to find changes the trainer compares with the weights that it sent last, and "
+                "a direct publication keeps no copy of them: set path to staged, or full_every "
+                "to 1",
             )
         if whole.evaluation.weights == "ema":
             yield (

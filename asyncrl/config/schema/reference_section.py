@@ -14,22 +14,27 @@ if TYPE_CHECKING:
 
 
 class ReferenceConfig(PolicyConfig, frozen=True):
-    """The reference policy, near which the learning policy stays (docs/policies.md)."""
+    """The reference policy, which the learning policy stays close to (docs/policies.md)."""
 
     coefficient: Annotated[
-        float, Meta(ge=0, description="weight of the divergence from it; 0: no reference")
+        float,
+        Meta(ge=0, description=("weight of the divergence from the reference; 0: no reference")),
     ] = 0.0
     path: Annotated[
         str,
         PATH,
-        Meta(description="its model directory; empty: the model that the run starts from"),
+        Meta(
+            description=(
+                "model directory of the reference; empty: the model that the run starts from"
+            )
+        ),
     ] = ""
     kl_in: Annotated[
         Literal["loss", "reward", "advantage"],
         Meta(
             description=(
-                "added to each token's loss; or its sum subtracted from the rollout's reward; or "
-                "subtracted from each token's advantage"
+                "where the divergence counts: added to each token's loss, its sum subtracted "
+                "from the rollout's reward, or subtracted from each token's advantage"
             )
         ),
     ] = "loss"
@@ -44,7 +49,10 @@ class ReferenceConfig(PolicyConfig, frozen=True):
     ] = "k2"
     reset_every: Annotated[
         int,
-        Meta(ge=0, description="steps after which it becomes the current policy; 0: never"),
+        Meta(
+            ge=0,
+            description=("steps between resets of the reference to the current policy; 0: never"),
+        ),
     ] = 0
 
     def contradictions(self, whole: Config) -> Contradictions:
@@ -52,6 +60,6 @@ class ReferenceConfig(PolicyConfig, frozen=True):
         if self.reset_every and (self.path or self.server):
             yield (
                 ("reference.reset_every", "reference.path", "reference.server"),
-                "a reference that becomes the current policy starts as the model of the run: "
+                "a reference that is reset to the current policy starts as the run's model: "
                 "remove path and server, or set reset_every to 0",
             )

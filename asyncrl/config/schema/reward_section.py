@@ -16,5 +16,5 @@ class RewardConfig(Section, frozen=True):
 
     actors: Annotated[int, Meta(ge=1, description="reward processes")] = 1
     concurrency: Annotated[
-        int, Meta(ge=1, description="answers judged at a time, for each reward actor")
+        int, Meta(ge=1, description="answers that each reward actor judges at a time")
     ] = 16

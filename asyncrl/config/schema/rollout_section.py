@@ -24,8 +24,8 @@ class RolloutConfig(Section, frozen=True):
         Meta(
             ge=0,
             description=(
-                "this many of actors, the last ones, have the trainer's devices: they decode while "
-                "it waits"
+                "how many of actors, counted from the last, share the trainer's devices and "
+                "decode while it waits"
             ),
         ),
     ] = 0
@@ -33,27 +33,26 @@ class RolloutConfig(Section, frozen=True):
         Literal["priority", "switch"],
         Meta(
             description=(
-                "how lent_actors share: at a low priority on the trainer's cores, or with work "
-                "only while the trainer has none, if that pays (servers, GPUs)"
+                "how lent_actors share: priority, always at a low priority on the trainer's "
+                "cores; switch, with work only while the trainer has none, if that pays "
+                "(servers, GPUs)"
             )
         ),
     ] = "priority"
-    group_size: Annotated[
-        int, BASIC, Meta(ge=1, le=2**16, description="rollouts of one prompt")
-    ] = 8
-    k_min: Annotated[int, Meta(ge=1, description="verdicts a group needs to be trained")] = 2
-    max_new_tokens: Annotated[
-        int, BASIC, Meta(ge=1, description="tokens of a response, at most")
-    ] = 32
+    group_size: Annotated[int, BASIC, Meta(ge=1, le=2**16, description="rollouts per prompt")] = 8
+    k_min: Annotated[
+        int, Meta(ge=1, description="fewest verdicts with which a group is trained")
+    ] = 2
+    max_new_tokens: Annotated[int, BASIC, Meta(ge=1, description="most tokens in a response")] = 32
     temperature: Annotated[
-        float, BASIC, Meta(gt=0, description="temperature of sampling; evaluation is greedy")
+        float, BASIC, Meta(gt=0, description="sampling temperature; evaluation is greedy")
     ] = 1.0
     truncated: Annotated[
         Literal["keep", "mask", "penalize"],
         Meta(
             description=(
-                "a response that is cut at its budget: trained like any other, left out of the "
-                "loss, or penalized by its length (DAPO)"
+                "what to do with a response cut off at its budget: train it like any other, "
+                "mask it from the loss, or penalize its length (DAPO)"
             )
         ),
     ] = "keep"
@@ -62,8 +61,8 @@ class RolloutConfig(Section, frozen=True):
         Meta(
             ge=0,
             description=(
-                "penalize: tokens before the budget over which the penalty grows to 1; 0: a fifth "
-                "of max_new_tokens"
+                "penalize: the penalty grows to 1 over this many tokens before the budget; 0: "
+                "a fifth of max_new_tokens"
             ),
         ),
     ] = 0
@@ -72,20 +71,20 @@ class RolloutConfig(Section, frozen=True):
         FILTERS.named,
         Meta(
             description=(
-                "dropped groups: those whose rewards are all equal (with reinforce_pp they have a "
-                "signal, and stay), or none"
+                "groups to drop: those whose rewards are all equal (with reinforce_pp they "
+                "have a signal, and stay), or none"
             )
         ),
     ] = "zero_variance"
     filter_patience: Annotated[
-        int, Meta(ge=1, description="groups filtered in a row that end the run")
+        int, Meta(ge=1, description="the run ends after this many filtered groups in a row")
     ] = 512
     accept_floor: Annotated[
         float,
         Meta(
             ge=0,
             lt=1,
-            description="share of groups passing the filter below which the run ends",
+            description="the run ends if a smaller share of groups passes the filter",
         ),
     ] = 0.01
     sizing: Annotated[
@@ -93,27 +92,27 @@ class RolloutConfig(Section, frozen=True):
         SIZINGS.named,
         Meta(
             description=(
-                "rollouts of a prompt: group_size, or up to group_size_max, at first or added when "
-                "those that there are have been judged"
+                "rollouts per prompt: group_size, or up to group_size_max, chosen at the start "
+                "or added once the first ones are judged"
             )
         ),
     ] = "fixed"
     group_size_max: Annotated[
         int,
-        Meta(ge=1, le=2**16, description="rollouts of a prompt at most, where sizing is not fixed"),
+        Meta(ge=1, le=2**16, description="most rollouts per prompt, if sizing is not fixed"),
     ] = 16
     prune: Annotated[
         str,
         PRUNES.named,
         Meta(
             description=(
-                "rollouts that end before their response is complete: those that probably fail, "
-                "or that the group has enough of, that begin alike, or that are too long"
+                "rollouts to end before their response is complete: those that will probably "
+                "fail, that the group has enough of, that begin alike, or that are too long"
             )
         ),
     ] = "none"
     prune_after: Annotated[
-        int, Meta(ge=1, description="tokens of a response at each of which prune is asked about it")
+        int, Meta(ge=1, description="tokens of a response between two decisions of prune")
     ] = 512
     prune_share: Annotated[
         float,
@@ -122,7 +121,8 @@ class RolloutConfig(Section, frozen=True):
             lt=1,
             description=(
                 "unlikely: chance of success, relative to the mean, below which a rollout may "
-                "end; balance: share of a group that goes on; converged: mean edit distance"
+                "be ended; balance: share of a group that continues; converged: mean edit "
+                "distance"
             ),
         ),
     ] = 0.5
@@ -130,8 +130,8 @@ class RolloutConfig(Section, frozen=True):
         Literal["none", "inverse"],
         Meta(
             description=(
-                "weight of a rollout that went on by a draw: 1, or the inverse of its chance, "
-                "which leaves no bias (with train.advantage = rloo)"
+                "weight of a rollout that a draw let continue: 1, or the inverse of its "
+                "chance, which is unbiased (with train.advantage = rloo)"
             )
         ),
     ] = "none"
@@ -140,13 +140,14 @@ class RolloutConfig(Section, frozen=True):
         FORKS.named,
         Meta(
             description=(
-                "rollouts that fork while they are generated, so that what branches share is "
-                "generated once: off, at depths, or where the last tokens were surprising"
+                "fork rollouts during generation, so that the shared part of branches is "
+                "generated once: off, at set depths, or where the last tokens were surprising"
             )
         ),
     ] = "off"
     fork_after: Annotated[
-        int, Meta(ge=1, description="tokens of a response at each of which it may fork")
+        int,
+        Meta(ge=1, description=("tokens of a response between two points at which it may fork")),
     ] = 64
     fork_leaves: Annotated[
         int,
@@ -154,7 +155,7 @@ class RolloutConfig(Section, frozen=True):
             ge=2,
             le=2**16,
             description=(
-                "rollouts that each of the first ones may become: a group begins with group_size / "
+                "most rollouts that one may become by forks: a group begins with group_size / "
                 "fork_leaves"
             ),
         ),
@@ -163,27 +164,31 @@ class RolloutConfig(Section, frozen=True):
         Literal["in_flight", "batch"],
         Meta(
             description=(
-                "the other rollouts, once a step has its groups: continue, or are interrupted, "
-                "kept, and resumed first"
+                "unfinished rollouts once a step has its groups: they continue, or are "
+                "interrupted and resumed first after the publication"
             )
         ),
     ] = "in_flight"
     overprovision: Annotated[
-        float, Meta(ge=1, le=1000, description="groups started for each that a step needs")
+        float, Meta(ge=1, le=1000, description="groups started per group that a step needs")
     ] = 1.0
     max_resumes: Annotated[
         int,
         Meta(
             ge=0,
             description=(
-                "times a rollout may be requeued and resumed before it is dropped; 0: any number"
+                "most times that a rollout is requeued and resumed before it is dropped; 0: no "
+                "limit"
             ),
         ),
     ] = 0
     lease_s: Annotated[
-        float, Meta(gt=0, description="seconds a rollout may stay with one rollout actor, at most")
+        float,
+        Meta(gt=0, description=("longest lease of a rollout to one rollout actor, in seconds")),
     ] = 600.0
-    attempts: Annotated[int, Meta(ge=1, description="leases of a rollout before it is dropped")] = 3
+    attempts: Annotated[
+        int, Meta(ge=1, description=("failed leases after which a rollout is dropped"))
+    ] = 3
 
     def contradictions(self, whole: Config) -> Contradictions:
         if self.k_min > self.group_size:
@@ -194,15 +199,15 @@ class RolloutConfig(Section, frozen=True):
         if self.truncated == "penalize" and self.overlong_band > self.max_new_tokens:
             yield (
                 ("rollout.overlong_band", "rollout.max_new_tokens"),
-                "the band ends at the budget, so it cannot be longer: lower overlong_band, or set "
-                "it "
-                "to 0",
+                "the band ends at the budget and cannot be longer than it: lower "
+                "overlong_band, or set it to 0",
             )
         yield from self._prune_contradictions(whole)
         if self.sizing != "fixed" and self.group_size_max < self.group_size:
             yield (
                 ("rollout.group_size_max", "rollout.group_size"),
-                "a prompt would get fewer rollouts than the least: raise group_size_max",
+                "the most rollouts of a prompt cannot be fewer than group_size: raise "
+                "group_size_max",
             )
 
     def _prune_contradictions(self, whole: Config) -> Contradictions:
@@ -210,52 +215,51 @@ class RolloutConfig(Section, frozen=True):
             if self.prune_weight != "none":
                 yield (
                     ("rollout.prune_weight", "rollout.prune"),
-                    "no rollout is ended, so none has a chance to weigh by: set prune to unlikely "
-                    "or a rule of your own that draws, or prune_weight to none",
+                    "without pruning no rollout has a chance to weight by: set prune to "
+                    "unlikely or to your own rule that draws, or prune_weight to none",
                 )
             return
         if whole.agent.run:
             yield (
                 ("rollout.prune", "agent.run"),
-                "an agent's episode is never ended by a rule, because its environment would be "
-                "left in the middle of it: set prune to none (agent.episode_s and agent.max_calls "
-                "bound episodes)",
+                "a rule cannot end an agent's episode, because its environment would be left "
+                "half-way: set prune to none (agent.episode_s and agent.max_calls bound "
+                "episodes)",
             )
         if self.prune_after >= self.max_new_tokens:
             yield (
                 ("rollout.prune_after", "rollout.max_new_tokens"),
-                "a response of so many tokens is complete before the rule is asked: lower "
-                "prune_after",
+                "a response would be complete before prune decides: lower prune_after",
             )
         if self.k_min >= self.group_size and self.prune != "longest":
             yield (
                 ("rollout.prune", "rollout.k_min", "rollout.group_size"),
-                "the last k_min rollouts of a group are never ended, so none could be: lower k_min "
-                "or raise group_size",
+                "the last k_min rollouts of a group are never ended, so prune could end none: "
+                "lower k_min or raise group_size",
             )
         if self.prune_weight == "none":
             return
         if self.prune in ("balance", "converged", "longest"):
             yield (
                 ("rollout.prune_weight", "rollout.prune"),
-                f"{self.prune} ends rollouts without a draw, so nothing could stand for them: set "
-                "prune to unlikely, or prune_weight to none",
+                f"{self.prune} ends rollouts without a draw, so no weight can make up for "
+                "them: set prune to unlikely, or prune_weight to none",
             )
         if whole.train.advantage != "rloo" or whole.train.credit != "episode":
             yield (
                 ("rollout.prune_weight", "train.advantage"),
-                "weights leave no bias with leave-one-out rewards alone: set advantage to rloo and "
-                "credit to episode, or prune_weight to none",
+                "the weights are unbiased only with leave-one-out rewards: set advantage to "
+                "rloo and credit to episode, or prune_weight to none",
             )
         if self.filter != "none":
             yield (
                 ("rollout.prune_weight", "rollout.filter"),
-                "a filter that looks at those that went on would take with it what they stand for: "
-                "set filter to none, or prune_weight to none",
+                "a filter judges only the rollouts that continued, so it would drop the ended "
+                "ones that they stand for: set filter to none, or prune_weight to none",
             )
         if whole.train.keep != "all":
             yield (
                 ("rollout.prune_weight", "train.keep"),
-                "a choice among those that went on would be weighted by the chance of something "
-                "else: set keep to all, or prune_weight to none",
+                "a choice among the rollouts that continued changes the chance that they are "
+                "weighted by: set keep to all, or prune_weight to none",
             )

@@ -25,8 +25,8 @@ class RunConfig(Section, frozen=True):
         PATH,
         Meta(
             description=(
-                "target of a copy of the run: a directory on another disk, or s3://, gs:// or "
-                "az:// and a path in an object store; empty: none"
+                "where to copy the run: a directory on another disk, or s3://, gs:// or az:// "
+                "and a path in an object store; empty: no copy"
             )
         ),
     ] = ""
@@ -36,17 +36,19 @@ class RunConfig(Section, frozen=True):
         Meta(
             gt=0,
             le=1e6,
-            description="gigabytes that the images of prompts may take in the run directory; a "
-            "prompt whose images find no room is dropped",
+            description=(
+                "gigabytes of prompts' images that the run directory may hold; a "
+                "prompt whose images do not fit is dropped"
+            ),
         ),
     ] = 64.0
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="of everything random")] = 0
-    log: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="level of the logs")
-    ] = "info"
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="seed of everything random")] = 0
+    log: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="log level")] = (
+        "info"
+    )
     sinks: Annotated[
         tuple[SinkName, ...],
-        Meta(description="trackers that get its figures besides its own files"),
+        Meta(description="trackers that get the run's figures, besides its own files"),
     ] = ()
     page_port: Annotated[
         int, BASIC, Meta(ge=0, le=65535, description="port of the page that shows the run; 0: off")
@@ -54,6 +56,9 @@ class RunConfig(Section, frozen=True):
     page_host: Annotated[
         str,
         Meta(
-            description="address of this machine for that page; off loopback it has a key, page.key"
+            description=(
+                "address of this machine on which that page is served; beyond loopback "
+                "it requires a key, page.key"
+            )
         ),
     ] = "127.0.0.1"

@@ -37,7 +37,7 @@ from asyncrl.config.setting import quoted
 
 
 class Config(Section, frozen=True):
-    """The whole run. It has no contradictions, however it is created."""
+    """The whole run. However it is created, it has no contradictions."""
 
     rules: ClassVar[list[Callable[[Config], Iterator[tuple[tuple[str, ...], str]]]]] = []
     """Rules that yield the keys that contradict each other, and the remedy as the end of a

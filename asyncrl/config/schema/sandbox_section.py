@@ -27,49 +27,60 @@ class SandboxConfig(Section, frozen=True):
     kind: Annotated[
         str,
         Named("sandbox", (NO_PROVIDER, *file_names("sandbox/boxes/providers"))),
-        Meta(description="where agents' sandboxes are; none: they open none"),
+        Meta(description="where agents' sandboxes run; none: agents open none"),
     ] = NO_PROVIDER
     image: Annotated[
         str,
-        Meta(description="image, or a provider's template, where a row and the agent name none"),
+        Meta(
+            description=(
+                "default image, or a provider's template, if neither the row nor the "
+                "agent names one"
+            )
+        ),
     ] = ""
-    image_key: Annotated[str, Meta(description="key of a row's image in the data")] = "image"
+    image_key: Annotated[str, Meta(description="key of a row that names its image")] = "image"
     hosts: Annotated[
         tuple[str, ...],
         Meta(
             description=(
-                "hosts that a sandbox may reach: names, `*.name`, addresses, networks, or `*` for "
-                "all; empty: none"
+                "hosts that a sandbox may connect to: names, `*.name`, addresses, networks, or "
+                "`*` for all; empty: none"
             )
         ),
     ] = ()
-    memory_gb: Annotated[float, Meta(gt=0, description="gigabytes of memory of a container")] = 4.0
+    memory_gb: Annotated[float, Meta(gt=0, description="gigabytes of memory per container")] = 4.0
     processes: Annotated[
-        int, Meta(ge=8, description="processes and threads of a container, at most")
+        int, Meta(ge=8, description="most processes and threads per container")
     ] = 512
     start_s: Annotated[
-        float, Meta(gt=0, description="seconds in which a sandbox must have started")
+        float, Meta(gt=0, description="seconds within which a sandbox must start")
     ] = 120.0
     lasts_s: Annotated[
         float,
         Meta(
             ge=60,
-            description="seconds after which a sandbox ends by itself, whatever became of the run",
+            description="seconds after which a sandbox ends by itself, even if the run is gone",
         ),
     ] = 3600.0
     pulls: Annotated[
-        int, Meta(ge=1, le=64, description="images that are pulled at a time, on one machine")
+        int, Meta(ge=1, le=64, description="images that one machine pulls at a time")
     ] = 2
     pull_s: Annotated[
-        float, Meta(gt=0, description="seconds in which an image must be there, turns included")
+        float,
+        Meta(
+            gt=0,
+            description=(
+                "seconds within which an image must be pulled, including the wait for its turn"
+            ),
+        ),
     ] = 1800.0
     images_gb: Annotated[
         float,
         Meta(
             gt=0,
             description=(
-                "gigabytes of pulled images that are kept; of those that asyncrl pulled, the ones "
-                "unused for longest are removed"
+                "gigabytes of pulled images to keep; asyncrl removes the least recently used "
+                "of those that it pulled"
             ),
         ),
     ] = 200.0
@@ -78,20 +89,20 @@ class SandboxConfig(Section, frozen=True):
         PATH,
         Meta(
             description=(
-                "the file that holds the provider's key; empty: its own variable (E2B_API_KEY, "
-                "DAYTONA_API_KEY) does"
+                "file that holds the provider's key; empty: its own variable (E2B_API_KEY, "
+                "DAYTONA_API_KEY)"
             )
         ),
     ] = ""
     url: Annotated[
-        str, Meta(description="address of the provider's API, where it is not the public one")
+        str, Meta(description="address of the provider's API; empty: the public one")
     ] = ""
     box_url: Annotated[
         str,
         Meta(
             description=(
-                "address of a sandbox's own API, where the provider does not say it; {id} stands "
-                "for the sandbox's"
+                "address of a sandbox's own API, with {id} for the sandbox's; empty: as the "
+                "provider reports it"
             )
         ),
     ] = ""
@@ -101,11 +112,11 @@ class SandboxConfig(Section, frozen=True):
             if name != ANY_HOST and not is_host(name):
                 yield (
                     ("sandbox.hosts",),
-                    f"{name[:100]!r} is no host: give names as pypi.org or *.pypi.org, addresses, "
-                    "or networks as 10.0.0.0/8",
+                    f"{name[:100]!r} is not a host: give names such as pypi.org or *.pypi.org, "
+                    "addresses, or networks such as 10.0.0.0/8",
                 )
         if ANY_HOST in self.hosts and len(self.hosts) > 1:
-            yield ("sandbox.hosts",), "`*` has all others in it: leave them, or it, out"
+            yield ("sandbox.hosts",), "`*` already means all hosts: remove it, or the others"
         for key in ("url", "box_url"):
             address = getattr(self, key)
             parts = url_parts(address)
@@ -116,14 +127,17 @@ class SandboxConfig(Section, frozen=True):
             elif parts.scheme == "http" and not TcpAddress(parts.hostname, 0).loopback:
                 yield (
                     (f"sandbox.{key}",),
-                    "the key would cross the network for all to read: give an https address",
+                    "the key would cross the network unencrypted: give an https address",
                 )
             if parts.username or parts.password:
-                yield (f"sandbox.{key}",), "keys are in a file or a variable: remove it from here"
+                yield (
+                    (f"sandbox.{key}",),
+                    ("a key belongs in a file or a variable: remove it from here"),
+                )
         run = whole.agent.run
         if self.kind != NO_PROVIDER and (not isinstance(run, str) or run in ("", PLAYED_ELSEWHERE)):
             yield (
                 ("sandbox.kind", "agent.run"),
-                "sandboxes are opened by functions (episode.sandbox), and programs open their own: "
+                "only functions open sandboxes by episode.sandbox(); programs open their own: "
                 "set agent.run to a function, or remove kind",
             )

@@ -1,4 +1,4 @@
-"""A table of `run.toml`, and ranges of several settings."""
+"""A table of `run.toml`, and ranges that several settings share."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ PATH = Mark.PATH
 """Mark of a setting that names a file or a directory, in its type."""
 
 CODE = Mark.CODE
-"""Mark of a setting that may name code, in its type, where it has other values than names."""
+"""Mark of a setting whose value may name code, in its type, if it also has values that are not
+names."""
 
 EVERY = ("*",)
-"""All settings of a section, as its `resumable`."""
+"""Stands for all settings of a section, as its `resumable`."""
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A table of run.toml. However it is created, each of its settings has its type and is in its
     range; a subsection may be given as a mapping of settings.
 
-    A resume may change its `resumable` settings: they change how the run continues, and not what
-    its journal and weights mean.
+    A resume may change its `resumable` settings: they change how the run continues, but not the
+    meaning of its journal and weights.
     """
 
     resumable = tuple[str, ...]()

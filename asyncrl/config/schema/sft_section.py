@@ -18,14 +18,14 @@ class SftConfig(Section, frozen=True):
     """Supervised fine-tuning, `asyncrl sft` (docs/sft.md)."""
 
     run: Annotated[
-        bool, Meta(description="the run learns the data's own answers; `asyncrl sft` sets it")
+        bool, Meta(description="train on the data's own answers; `asyncrl sft` sets it")
     ] = False
     loss_on: Annotated[
         LossOn,
         Meta(
             description=(
-                "tokens of a conversation in the loss: every answer of the assistant, the last "
-                "one, or all tokens"
+                "tokens of a conversation that are in the loss: all answers of the assistant, "
+                "the last one, or all tokens"
             )
         ),
     ] = "assistant"
@@ -33,8 +33,8 @@ class SftConfig(Section, frozen=True):
         TooLong,
         Meta(
             description=(
-                "rows of more than engine.context_tokens: drop leaves them out, cut learns their "
-                "beginning"
+                "rows longer than engine.context_tokens: drop them, or cut them and train on "
+                "their beginning"
             )
         ),
     ] = "drop"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ShareConfig(Section, frozen=True):
-    """Groups that a run gives to others (docs/policies.md)."""
+    """Groups that a run shares with others (docs/policies.md)."""
 
     resumable = EVERY
 
@@ -22,8 +22,8 @@ class ShareConfig(Section, frozen=True):
         PATH,
         Meta(
             description=(
-                "folder, or s3://, gs:// or az://, to which the run writes its judged groups, for "
-                "other runs' foreign.source = runs; empty: it shares none"
+                "folder, or s3://, gs:// or az:// address, to which the run writes its judged "
+                "groups for other runs (their foreign.source = runs); empty: it shares none"
             )
         ),
     ] = ""
@@ -32,5 +32,5 @@ class ShareConfig(Section, frozen=True):
         if self.path and whole.agent.run:
             yield (
                 ("share.path", "agent.run"),
-                "groups of episodes cannot be shared: leave path empty",
+                "groups of episodes cannot be shared: remove path",
             )

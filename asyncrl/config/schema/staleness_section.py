@@ -20,7 +20,9 @@ class StalenessConfig(Section, frozen=True):
     resumable = EVERY
 
     max_lag: Annotated[
-        int, BASIC, Meta(ge=0, description="versions; no token older than this enters a loss")
+        int,
+        BASIC,
+        Meta(ge=0, description=("largest lag in versions; no older token enters a loss")),
     ] = 4
     depth: Annotated[
         int, BASIC, Meta(ge=0, description="steps that generation may run ahead of training")
@@ -30,8 +32,8 @@ class StalenessConfig(Section, frozen=True):
         Meta(
             ge=0,
             description=(
-                "groups, from the oldest on, that may be trained out of order; 0: any, the oldest "
-                "finished first"
+                "how many groups, counted from the oldest unfinished one, may be trained out "
+                "of order; 0: any, the oldest finished first"
             ),
         ),
     ] = 0
@@ -39,38 +41,43 @@ class StalenessConfig(Section, frozen=True):
         Literal["mixed", "own"],
         Meta(
             description=(
-                "a rollout continues under a newer version, or ends under the one it began with"
+                "a rollout may continue under a newer version (mixed), or ends under the one "
+                "that it began with (own)"
             )
         ),
     ] = "mixed"
     proximal: Annotated[
         Literal["behaviour", "boundary", "snapshot", "recompute", "loglinear", "ema"],
-        Meta(description="the policy around which the ratio is clipped"),
+        Meta(description="the proximal policy, around which the ratio is clipped"),
     ] = "behaviour"
     on_stale: Annotated[
         Literal["mask", "restart", "drop", "train"],
         Meta(
             description=(
-                "tokens over max_lag: left out of the loss, their prompt restarted, their group "
-                "dropped, or trained"
+                "tokens over max_lag: mask them from the loss, restart their prompt, drop "
+                "their group, or train them"
             )
         ),
     ] = "mask"
     correction: Annotated[
         tuple[Correction, ...],
         BASIC,
-        Meta(description="corrections that leave out tokens or weight them, applied in this order"),
+        Meta(
+            description=(
+                "off-policy corrections, which mask or weight tokens, applied in this order"
+            )
+        ),
     ] = (IcePop(),)
 
     def contradictions(self, whole: Config) -> Contradictions:
         if self.proximal == "ema" and not whole.train.ema:
             yield (
                 ("staleness.proximal", "train.ema"),
-                "there is no average of the weights: set ema to its decay, as 0.9",
+                "there is no average of the weights: set ema to its decay, such as 0.9",
             )
         if self.finish_on == "own" and not capabilities(whole.engine.kind).keeps_versions:
             yield (
                 ("staleness.finish_on", "engine.kind"),
-                "this engine holds one version, so no rollout can end under an older one: set "
-                "finish_on to mixed, or kind to embedded",
+                "this engine holds only one version, so a rollout cannot finish under an older "
+                "one: set finish_on to mixed, or kind to embedded",
             )

@@ -16,7 +16,7 @@ class SupervisedConfig(Section, frozen=True):
     """Supervised examples beside rewarded rollouts (docs/policies.md)."""
 
     coefficient: Annotated[
-        float, Meta(ge=0, description="weight of the loss of the examples; 0: none")
+        float, Meta(ge=0, description="weight of the examples' loss; 0: no examples")
     ] = 0.0
     path: Annotated[
         str,
@@ -29,7 +29,7 @@ class SupervisedConfig(Section, frozen=True):
     answer_key: Annotated[
         str, Meta(description="key of the response, as task.answer_key; empty: as the rows are")
     ] = ""
-    batch: Annotated[int, Meta(ge=1, description="examples drawn for each update")] = 16
+    batch: Annotated[int, Meta(ge=1, description="examples drawn per update")] = 16
 
     def contradictions(self, whole: Config) -> Contradictions:
         if bool(self.coefficient) != bool(self.path):

@@ -13,23 +13,26 @@ if TYPE_CHECKING:
 
 
 class SupervisionConfig(Section, frozen=True):
-    """Supervision of actors: how long the run waits for them, and how often it restarts them."""
+    """Supervision of actors: how long the run waits for them and how often it restarts them."""
 
     resumable = EVERY
 
     restarts: Annotated[
-        int, Meta(ge=0, description="restarts of a rollout or reward actor within restart_window_s")
+        int,
+        Meta(
+            ge=0, description=("most restarts of a rollout or reward actor within restart_window_s")
+        ),
     ] = 5
     restart_window_s: Annotated[
-        float, Meta(gt=0, description="seconds over which restarts are counted")
+        float, Meta(gt=0, description="seconds over which max_restarts counts")
     ] = 300.0
     heals: Annotated[
         int,
         Meta(
             ge=0,
             description=(
-                "times in a row, without a new step, that a run resumes by itself after the loss "
-                "of its trainer or coordinator; 0: it ends"
+                "how often in a row, without a new step, a run resumes by itself after losing "
+                "its trainer or coordinator; 0: it ends"
             ),
         ),
     ] = 3
@@ -37,7 +40,9 @@ class SupervisionConfig(Section, frozen=True):
         float,
         Meta(
             gt=0,
-            description="seconds within which actors must connect; one rollout actor is enough",
+            description=(
+                "seconds within which actors must connect; a single rollout actor is enough"
+            ),
         ),
     ] = 300.0
     stall_s: Annotated[
@@ -45,7 +50,8 @@ class SupervisionConfig(Section, frozen=True):
         Meta(
             gt=0,
             description=(
-                "seconds without a token or a step that end the run, unless the trainer is at work"
+                "the run ends after this many seconds without a token or a step, unless the "
+                "trainer is busy"
             ),
         ),
     ] = 300.0
@@ -53,21 +59,25 @@ class SupervisionConfig(Section, frozen=True):
         float,
         Meta(
             gt=0,
-            description="seconds that the trainer may take for a micro-batch or an optimizer step",
+            description=(
+                "most seconds that the trainer may take for a micro-batch or an optimizer step"
+            ),
         ),
     ] = 900.0
     checkpoint_s: Annotated[
-        float, Meta(gt=0, description="seconds that the trainer may take for a checkpoint")
+        float, Meta(gt=0, description="most seconds that the trainer may take for a checkpoint")
     ] = 1800.0
-    grace_s: Annotated[float, Meta(gt=0, description="seconds to drain at a stop")] = 5.0
+    grace_s: Annotated[
+        float, Meta(gt=0, description=("most seconds that a drain may take when the run stops"))
+    ] = 5.0
     keep_servers_s: Annotated[
         float,
         Meta(
             ge=0,
             le=3600,
             description=(
-                "seconds that a server which rollout actors started outlives them, for the next "
-                "life of the run; 0: it ends with its actor"
+                "seconds that a server outlives the rollout actor that started it, so that the "
+                "run's next life can use it; 0: it ends with its actor"
             ),
         ),
     ] = 60.0

@@ -22,8 +22,8 @@ class TaskConfig(Section, frozen=True):
         BASIC,
         Meta(
             description=(
-                "`data`, `seeds`, a reasoning-gym data set, or the module:name or ./file.py:name "
-                "of a class derived from asyncrl.Task"
+                "`data`, `seeds`, a reasoning-gym data set, or your own class derived from "
+                "asyncrl.Task, as module:name or ./file.py:name"
             )
         ),
     ] = "spell_backward"
@@ -44,18 +44,27 @@ class TaskConfig(Section, frozen=True):
     ] = ""
     prompt_key: Annotated[
         str,
-        Meta(description="`data`: key of a row's prompt, as `a.b`; empty: found by the form"),
+        Meta(
+            description=(
+                "`data`: key of a row's prompt, such as `a.b`; empty: found by the row's form"
+            )
+        ),
     ] = ""
     answer_key: Annotated[
         str,
-        Meta(description="`data`: key of a row's answer, as `a.b`; empty: found by the form"),
+        Meta(
+            description=(
+                "`data`: key of a row's answer, such as `a.b`; empty: found by the row's form"
+            )
+        ),
     ] = ""
     eval_path: Annotated[
         str,
         PATH,
         Meta(
             description=(
-                "`data`: held-out prompts, as path; empty: the last eval_size rows of path"
+                "`data`: held-out prompts, in any form that path takes; empty: the last "
+                "eval_size rows of path"
             )
         ),
     ] = ""
@@ -63,14 +72,15 @@ class TaskConfig(Section, frozen=True):
         str,
         Named("verifier", file_names("tasks/verifiers")),
         BASIC,
-        Meta(description="`data`: verifier of rows that name none"),
+        Meta(description="`data`: verifier for rows that do not name one"),
     ] = "exact"
     reward: Annotated[
         Literal["auto", "exact", "score"],
         Meta(
             description=(
-                "reward for training: exact, 1 for a right answer and 0 for any other; score, the "
-                "verifier's; auto, exact where the data set gives partial credit for junk"
+                "training reward: exact, 1 for a right answer and 0 for any other; score, the "
+                "verifier's score; auto, exact if the data set gives partial credit for junk, "
+                "else score"
             )
         ),
     ] = "auto"
@@ -78,30 +88,34 @@ class TaskConfig(Section, frozen=True):
         Literal["auto", "strict", "process"],
         Meta(
             description=(
-                "for verifiers: strict, they reach nothing but the answer; process, they can be "
-                "killed; auto, strict where this machine supports it"
+                "confinement of verifiers: strict, they can reach nothing but the answer; "
+                "process, they can only be killed; auto, strict if this machine supports it"
             )
         ),
     ] = "auto"
-    template: Annotated[str, Meta(description="the prompt's text around {question}")] = (
+    template: Annotated[str, Meta(description="text of the prompt, with {question} filled in")] = (
         "{question}\n"
     )
     chat: Annotated[
-        bool, Meta(description="render prompts with the model's chat template instead")
+        bool,
+        Meta(description=("render prompts with the model's chat template, instead of template")),
     ] = False
     train_size: Annotated[
-        int, Meta(ge=1, description="different training prompts; `data`: counted")
+        int,
+        Meta(
+            ge=1, description=("number of different training prompts; `data`: the number of rows")
+        ),
     ] = 20_000
     eval_size: Annotated[
-        int, BASIC, Meta(ge=0, description="held-out prompts; 0: no evaluation")
+        int, BASIC, Meta(ge=0, description="number of held-out prompts; 0: no evaluation")
     ] = 128
     curriculum: Annotated[
         str,
         CURRICULA.named,
         Meta(
             description=(
-                "choice of the next prompt: each in turn, without those that all rollouts solved "
-                "lately, or half-solved ones first"
+                "choice of the next prompt: in turn, in turn but without those that all "
+                "rollouts solved recently, or half-solved ones first"
             )
         ),
     ] = "in_order"
@@ -110,19 +124,24 @@ class TaskConfig(Section, frozen=True):
         Meta(ge=0, description="passes over the training prompts; 0: as many as the steps need"),
     ] = 0
     verdict_s: Annotated[
-        float, Meta(gt=0, description="seconds a verifier may take for one answer")
+        float, Meta(gt=0, description="most seconds that a verifier may take for one answer")
     ] = 10.0
     stages: Annotated[
         tuple[Count, ...],
-        Meta(description="several tasks: training prompts at which the next weights begin"),
+        Meta(
+            description=(
+                "several tasks: numbers of training prompts after which the next "
+                "stage's weights apply"
+            )
+        ),
     ] = ()
     mix: Annotated[
         dict[str, Any],
         CODE,
         Meta(
             description=(
-                "several tasks: for each label a table of settings that override [task]'s "
-                "(docs/evaluation.md)"
+                "several tasks: for each label a table of settings that override those in "
+                "[task] (docs/evaluation.md)"
             )
         ),
     ] = {}
@@ -130,13 +149,13 @@ class TaskConfig(Section, frozen=True):
         dict[str, Any],
         Meta(
             description=(
-                "several tasks: by label the share of the prompts, or a list with one for each "
-                "stage; a task without a weight is only evaluated"
+                "several tasks: for each label its share of the prompts, or a list with one "
+                "share per stage; a task without a weight is only evaluated"
             )
         ),
     ] = {}
 
     @property
     def reads_data(self) -> bool:
-        """True for a data set of the user's own; `jsonl` is the earlier name of it."""
+        """True for the user's own data set; `jsonl` is its earlier name."""
         return self.name in ("data", "jsonl")

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class TeacherConfig(PolicyConfig, frozen=True):
-    """The teacher of on-policy distillation: likely tokens are good (docs/policies.md)."""
+    """The teacher of on-policy distillation, which rewards likely tokens (docs/policies.md)."""
 
     coefficient: Annotated[
         float,
         Meta(
             ge=0,
             description=(
-                "of log(teacher / current) of each token, added to its advantage; 0: no teacher"
+                "weight of log(teacher / current), added to each token's advantage; 0: no teacher"
             ),
         ),
     ] = 0.0
@@ -31,6 +31,6 @@ class TeacherConfig(PolicyConfig, frozen=True):
         if self.coefficient and not self.path:
             yield (
                 ("teacher.coefficient", "teacher.path"),
-                "there is no teacher: name its model directory in teacher.path (for one on a "
-                "server, the directory of its tokenizer)",
+                "there is no teacher: name its model directory in teacher.path (for a teacher "
+                "on a server, the directory of its tokenizer)",
             )

@@ -49,8 +49,8 @@ class TrainConfig(Section, frozen=True):
         Meta(
             ge=0,
             description=(
-                "processes that train the model together, each with a shard of it; 0: one, or on "
-                "cuda as many as there are GPUs left"
+                "processes that train the model together, each with a shard of it; 0: one, or "
+                "on cuda one per remaining GPU"
             ),
         ),
     ] = 0
@@ -59,8 +59,8 @@ class TrainConfig(Section, frozen=True):
         Meta(
             ge=1,
             description=(
-                "copies of the model among the ranks; each is divided among ranks / replicas of "
-                "them, which then gather less far and hold more"
+                "copies of the model among the ranks, each sharded over ranks / replicas of "
+                "them; more copies gather over shorter distances and take more memory"
             ),
         ),
     ] = 1
@@ -69,19 +69,20 @@ class TrainConfig(Section, frozen=True):
         Meta(
             ge=0,
             description=(
-                "fewest ranks with which a run goes on by itself; from 1 on a rank that fails "
-                "again and again is left out; 0: none is, and any number goes on where machines, "
-                "GPUs or cores are lost"
+                "fewest ranks with which a run continues by itself; from 1 on, a rank that "
+                "keeps failing is left out; 0: no rank is left out, and any number continues "
+                "if machines, GPUs or cores are lost"
             ),
         ),
     ] = 0
-    batch_groups: Annotated[int, BASIC, Meta(ge=1, description="groups in a step")] = 16
+    batch_groups: Annotated[int, BASIC, Meta(ge=1, description="groups per step")] = 16
     step_tokens: Annotated[
         int,
         Meta(
             ge=0,
             description=(
-                "response tokens that close a step, instead of batch_groups; 0: batch_groups do"
+                "close a step at this many response tokens instead of at batch_groups; 0: at "
+                "batch_groups"
             ),
         ),
     ] = 0
@@ -89,7 +90,8 @@ class TrainConfig(Section, frozen=True):
         Literal["group", "rollout"],
         Meta(
             description=(
-                "unit of training: a group, or a rollout once k_min of the others are judged"
+                "unit of training: a whole group, or each rollout once k_min of the others are "
+                "judged"
             )
         ),
     ] = "group"
@@ -97,16 +99,16 @@ class TrainConfig(Section, frozen=True):
         str,
         ADVANTAGES.named,
         BASIC,
-        Meta(description="how much better a rollout did than expected of its prompt"),
+        Meta(description="advantage: how much better a rollout is than expected for its prompt"),
     ] = "grpo"
     credit: Annotated[
         str,
         CREDITS.named,
         Meta(
             description=(
-                "reward of a turn of an agent's episode: the episode's whole reward, or the part "
-                "still to come at that turn, or what calls at and below it earn in a tree of calls "
-                "(both with advantage rloo or dr_grpo)"
+                "reward of a turn in an agent's episode: the whole episode's; the part still "
+                "to come at that turn; or what the calls at and below it earn in a tree of "
+                "calls (the last two with advantage rloo or dr_grpo)"
             )
         ),
     ] = "episode"
@@ -115,8 +117,8 @@ class TrainConfig(Section, frozen=True):
         GROUP_WEIGHTS.named,
         Meta(
             description=(
-                "factor of the advantages of a prompt's group: 1, p (1 - p) of the prompt's "
-                "solve rate p at earlier visits, or one that makes groups of all sizes count alike"
+                "factor of a group's advantages: 1; p (1 - p), with p the prompt's solve rate "
+                "at earlier visits; or one by which groups of all sizes count equally"
             )
         ),
     ] = "none"
@@ -125,21 +127,21 @@ class TrainConfig(Section, frozen=True):
         KEEPS.named,
         Meta(
             description=(
-                "members of a finished group that are trained: all, the best or the worst by "
-                "reward, both, or right answers with few failed calls and any others (GRPO-RoC)"
+                "members of a finished group to train: all, the best or the worst by reward, "
+                "both, or right answers with few failed calls and any others (GRPO-RoC)"
             )
         ),
     ] = "all"
     keep_members: Annotated[
-        int, Meta(ge=0, description="members that are kept of a group; 0: half of those judged")
+        int, Meta(ge=0, description="members to keep of a group; 0: half of those judged")
     ] = 0
     branches: Annotated[
         Branches,
         Meta(
             description=(
-                "unit of equal weight in an agent's episode with branches: each sampled token, "
-                "which is unbiased, or each branch as if it were a copy, so that a token that n "
-                "branches share counts n times"
+                "what has equal weight in an agent's episode with branches: each sampled "
+                "token, which is unbiased, or each branch, so that a token shared by n "
+                "branches counts n times"
             )
         ),
     ] = "token"
@@ -148,8 +150,8 @@ class TrainConfig(Section, frozen=True):
         Meta(
             ge=0,
             description=(
-                "first_k: weight of the prompt's earlier rewards beside k_min others, in "
-                "rewards; 0: none"
+                "first_k: weight of the prompt's earlier rewards, counted in rewards, beside "
+                "those of k_min others; 0: none"
             ),
         ),
     ] = 4.0
@@ -157,14 +159,15 @@ class TrainConfig(Section, frozen=True):
         str,
         OBJECTIVES.named,
         BASIC,
-        Meta(description="loss that is minimized, per token"),
+        Meta(description="per-token loss to minimize"),
     ] = "clip"
     loss_mean: Annotated[
         Literal["auto", "token", "rollout", "constant"],
         Meta(
             description=(
-                "unit of equal weight in a step: each token, or each rollout; constant: tokens, "
-                "divided by max_new_tokens and the rollouts; auto: rollout for gspo, else token"
+                "what has equal weight in a step: each token, or each rollout; constant: "
+                "tokens, divided by max_new_tokens times the rollouts; auto: rollout for gspo, "
+                "else token"
             )
         ),
     ] = "auto"
@@ -172,8 +175,8 @@ class TrainConfig(Section, frozen=True):
         Literal["kept", "all"],
         Meta(
             description=(
-                "tokens in the divisor of the loss: trained ones, or also those that corrections "
-                "rejected"
+                "tokens counted in the divisor of the loss: those trained (kept), or also "
+                "those that corrections rejected (all)"
             )
         ),
     ] = "kept"
@@ -182,21 +185,21 @@ class TrainConfig(Section, frozen=True):
         Meta(
             ge=0,
             description=(
-                "weight in the loss of (log r)², r the ratio of current to behaviour policy "
-                "(prime-rl); 0: none"
+                "weight of (log r)² in the loss, with r the ratio of current to behaviour "
+                "policy (prime-rl); 0: none"
             ),
         ),
     ] = 0.0
     entropy_bonus: Annotated[
         float,
-        Meta(ge=0, description="reward in the loss for each nat of a token's entropy; 0: none"),
+        Meta(ge=0, description="bonus in the loss per nat of a token's entropy; 0: none"),
     ] = 0.0
     router_replay: Annotated[
         bool,
         Meta(
             description=(
-                "tokens are trained with the experts that they were sampled with (R3); engines "
-                "record them"
+                "train tokens with the experts that they were sampled with (R3), which engines "
+                "record"
             )
         ),
     ] = False
@@ -204,10 +207,7 @@ class TrainConfig(Section, frozen=True):
         float,
         Meta(
             ge=0,
-            description=(
-                "weight in the loss of the auxiliary loss that makes a model use its experts "
-                "evenly; 0: none"
-            ),
+            description=("weight of the auxiliary loss for an even use of experts; 0: none"),
         ),
     ] = 0.0
     router_bias_rate: Annotated[
@@ -215,16 +215,14 @@ class TrainConfig(Section, frozen=True):
         Meta(
             ge=0,
             description=(
-                "step by which the bias of an expert moves after an update, down if it had more "
-                "tokens than the mean (DeepSeek-V3); 0: none"
+                "step by which an expert's bias changes after an update: down if it had more "
+                "tokens than the mean, else up (DeepSeek-V3); 0: none"
             ),
         ),
     ] = 0.0
     dual_clip: Annotated[
         float,
-        Meta(
-            gt=1, description="dual_clip: largest ratio that counts where the advantage is negative"
-        ),
+        Meta(gt=1, description="dual_clip: bound of the ratio where the advantage is negative"),
     ] = 3.0
     ess_base: Annotated[
         float,
@@ -232,7 +230,7 @@ class TrainConfig(Section, frozen=True):
             ge=0,
             le=1,
             description=(
-                "share of the sample size that is normal; below it the learning rate shrinks "
+                "normal effective share of the sample size; below it the learning rate shrinks "
                 "(VCPO); 0: never"
             ),
         ),
@@ -242,8 +240,8 @@ class TrainConfig(Section, frozen=True):
         Meta(
             ge=1,
             description=(
-                "parts that a step's groups are divided into, with an update of the weights for "
-                "each; the version is one"
+                "parts into which a step's groups are divided, each with its own update of the "
+                "weights; they still make one version"
             ),
         ),
     ] = 1
@@ -252,29 +250,29 @@ class TrainConfig(Section, frozen=True):
         MINIBATCH_RULES.named,
         Meta(
             description=(
-                "what they are parts of: the step's groups, or the turns of agents' episodes, the "
-                "last ones first (SeeUPO), in one pass"
+                "what minibatches divide: the step's groups, or the turns of agents' episodes, "
+                "last turns first (SeeUPO), in one pass"
             )
         ),
     ] = "group"
     passes: Annotated[
-        int, Meta(ge=1, description="times that a step trains each of its minibatches")
+        int, Meta(ge=1, description="how often a step trains each of its minibatches")
     ] = 1
     replay_groups: Annotated[
         int,
-        Meta(ge=0, description="groups of a step that were trained before, at their true versions"),
+        Meta(ge=0, description="groups per step that were trained before, at their true versions"),
     ] = 0
     replay: Annotated[
         str,
         REPLAYS.named,
-        Meta(description="which groups those are: the ones whose rewards vary most"),
+        Meta(description="which groups are replayed: those whose rewards vary most"),
     ] = "variance"
     micro_tokens: Annotated[
         int,
         Meta(
             ge=0,
             description=(
-                "tokens of a micro-batch, prompts included; 0: 8,192, or context_tokens if that is "
+                "tokens per micro-batch, including prompts; 0: 8,192, or context_tokens if that is "
                 "more"
             ),
         ),
@@ -283,8 +281,8 @@ class TrainConfig(Section, frozen=True):
         bool,
         Meta(
             description=(
-                "layers are recomputed in the backward pass, with the same gradients, instead of "
-                "keeping their activations: less memory, more time"
+                "recompute layers in the backward pass instead of keeping their activations: "
+                "the same gradients, less memory, more time"
             )
         ),
     ] = False
@@ -292,8 +290,8 @@ class TrainConfig(Section, frozen=True):
         Literal["auto", "blocks"],
         Meta(
             description=(
-                "attention on cuda: auto is by blocks, and by tables, which are slower, where no "
-                "kernel of blocks can be compiled or it differs; blocks refuses tables"
+                "attention on cuda: auto uses block kernels, or tables, which are slower, if a "
+                "block kernel cannot be compiled or gives other results; blocks refuses tables"
             )
         ),
     ] = "auto"
@@ -301,30 +299,38 @@ class TrainConfig(Section, frozen=True):
         Literal["adamw", "adamw_fused", "adamw_bf16", "adamw8bit"],
         Meta(
             description=(
-                "AdamW with moments in float32 (8 bytes of a parameter; fused: a step in one pass "
-                "over all, on cpu), in bfloat16 (4) or in blocks of 8 bits (2)"
+                "AdamW with moments in float32 (8 bytes per parameter; fused: one pass over "
+                "all parameters, on cpu), in bfloat16 (4) or in 8-bit blocks (2)"
             )
         ),
     ] = "adamw"
     lr: Annotated[float, BASIC, Meta(gt=0, description="AdamW's learning rate after warm-up")] = (
         3e-4
     )
-    lr_warmup_steps: Annotated[int, Meta(ge=0, description="steps of linear warm-up")] = 10
+    lr_warmup_steps: Annotated[
+        int, Meta(ge=0, description=("steps of linear warm-up of the learning rate"))
+    ] = 10
     lr_schedule: Annotated[
         Literal["constant", "linear", "cosine"], Meta(description="after warm-up")
     ] = "constant"
-    weight_decay: Annotated[float, Meta(ge=0, description="AdamW's, of matrices")] = 0.0
-    beta1: Annotated[float, Meta(ge=0, lt=1, description="AdamW's memory of the gradient")] = 0.9
-    beta2: Annotated[float, Meta(ge=0, lt=1, description="AdamW's memory of its square")] = 0.99
-    grad_clip: Annotated[float, Meta(gt=0, description="largest gradient norm")] = 1.0
+    weight_decay: Annotated[
+        float, Meta(ge=0, description=("AdamW's weight decay, of matrices only"))
+    ] = 0.0
+    beta1: Annotated[float, Meta(ge=0, lt=1, description="AdamW's decay of the mean gradient")] = (
+        0.9
+    )
+    beta2: Annotated[
+        float, Meta(ge=0, lt=1, description=("AdamW's decay of the mean squared gradient"))
+    ] = 0.99
+    grad_clip: Annotated[float, Meta(gt=0, description="gradients are clipped to this norm")] = 1.0
     ema: Annotated[
         float,
         Meta(
             ge=0,
             lt=1,
             description=(
-                "decay of an average of the weights: the weight of a version relative to the next; "
-                "0: no average"
+                "decay of an average of the weights: a version's weight relative to the next "
+                "one's; 0: no average"
             ),
         ),
     ] = 0.0
@@ -337,10 +343,10 @@ class TrainConfig(Section, frozen=True):
     eval_every: Annotated[
         int,
         BASIC,
-        Meta(ge=0, description="steps between evaluations; 0: at the start and the end only"),
+        Meta(ge=0, description="steps between evaluations; 0: only at the start and the end"),
     ] = 25
     checkpoint_every: Annotated[
-        int, Meta(ge=0, description="steps between checkpoints; 0: at the end only")
+        int, Meta(ge=0, description="steps between checkpoints; 0: only at the end")
     ] = 100
 
     def contradictions(self, whole: Config) -> Contradictions:
@@ -353,7 +359,7 @@ class TrainConfig(Section, frozen=True):
         if self.optimizer == "adamw_fused" and self.device != "cpu":
             yield (
                 ("train.optimizer", "train.device"),
-                "the fused AdamW was tried on processors alone: set optimizer to adamw",
+                "the fused AdamW is only supported on cpu: set optimizer to adamw",
             )
         for name in ("router_replay", "router_aux", "router_bias_rate"):
             if getattr(self, name) and not whole.model.path:
@@ -371,18 +377,18 @@ class TrainConfig(Section, frozen=True):
         if self.router_replay and whole.staleness.proximal == "boundary":
             yield (
                 ("train.router_replay", "staleness.proximal"),
-                "boundary scores tokens before their experts are known to the trainer: set "
-                "proximal to behaviour, or router_replay to false",
+                "boundary scores tokens before the trainer knows their experts: set proximal "
+                "to behaviour, or router_replay to false",
             )
         if self.router_bias_rate and whole.model.lora.rank:
             yield (
                 ("train.router_bias_rate", "model.lora.rank"),
-                "adapters leave the base as it is, and the biases of experts are in it: set "
+                "experts' biases are in the base, which adapters do not change: set "
                 "router_bias_rate to 0",
             )
         if self.unit == "rollout" and whole.staleness.on_stale == "restart":
             yield (
                 ("train.unit", "staleness.on_stale"),
-                "a prompt cannot restart while rollouts of it are trained: set unit to group, "
-                "or on_stale to mask or drop",
+                "a prompt cannot restart while its rollouts are trained: set unit to group, or "
+                "on_stale to mask or drop",
             )

@@ -1,12 +1,14 @@
-"""Records of one attempt at an episode, and of one of its calls."""
+"""Records of the attempts at episodes, and of their calls."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from asyncrl.simulation.checker.reference_rollouts import ReferenceAgentCall, ReferenceEpisode
+from asyncrl.simulation.checker.reference_state import ReferenceState
 
 Asked = tuple[bytes, int, float, int]
 """Context of a call, the tokens that its agent asked for, its temperature, and its place among
@@ -38,6 +40,26 @@ class CallWitness:
     versions: list[int] = field(default_factory=list)
     ends: list[tuple[int, str]] = field(default_factory=list)
     spent: set[int] = field(default_factory=set)
+
+
+@dataclass
+class AttemptRecords:
+    """What one life has of all attempts, by rollout and attempt, and of all calls, by number."""
+
+    attempts: dict[tuple[int, int], AttemptWitness] = field(default_factory=dict)
+    sampled: dict[int, CallWitness] = field(default_factory=dict)
+
+
+class EpisodesRun(Protocol):
+    """A run that is checked."""
+
+    reference: ReferenceState
+
+    def hold(self, invariant: str, true: bool, sentence: str, *values: object) -> None: ...
+
+    def violated(
+        self, invariant: str, sentence: str, cause: BaseException | None = None
+    ) -> None: ...
 
 
 def tokens_needed(

@@ -33,7 +33,8 @@ from asyncrl.simulation.checker.event_checks import CHECKS
 from asyncrl.simulation.checker.impossible_events import in_turn
 from asyncrl.simulation.checker.lease_witness import LeaseWitness
 from asyncrl.simulation.checker.lending_witness import LendingWitness
-from asyncrl.simulation.checker.publication_witness import FAILURES, PublicationWitness
+from asyncrl.simulation.checker.publication_witness import PublicationWitness
+from asyncrl.simulation.checker.reason_witness import ReasonWitness
 from asyncrl.simulation.checker.reference_recovery import gone_on
 from asyncrl.simulation.checker.reference_rollouts import ReferenceCall
 from asyncrl.simulation.checker.schedule_witness import ScheduleWitness
@@ -42,6 +43,7 @@ from asyncrl.simulation.checker.state_comparison import compare, compare_all, co
 from asyncrl.simulation.checker.status_checks import compare_status
 from asyncrl.simulation.checker.training_checks import check_batch, check_scores, check_step
 from asyncrl.simulation.checker.verdict_witness import VerdictWitness
+from asyncrl.simulation.checker.wait_witness import WaitWitness
 from asyncrl.simulation.policy import Rewards
 
 if TYPE_CHECKING:
@@ -52,12 +54,6 @@ _event: msgspec.msgpack.Decoder[e.AnyEvent] = msgspec.msgpack.Decoder(e.AnyEvent
 _snapshot = msgspec.msgpack.Decoder(Snapshot)
 _TRAINING = (e.Taken, e.Trained, e.StoredForReplay, e.Replayed, e.Published, e.Checkpointed)
 
-SIGNALLESS = frozenset({"k_min", "truncated", "zero_variance"})
-"""Reasons to leave of what had no signal."""
-SUSPECT = 3
-"""Bad chunks that cost an engine its place."""
-SILENT_S = 60.0
-"""Seconds of silence that cost an agents actor its place."""
 FOLD_EVERY = 16
 """Steps of tasks with events between two comparisons of the whole state with a fold of its
 events."""
@@ -76,13 +72,10 @@ class Checker(CheckedRun):
         self._dead = True  # the present coordinator is, whatever its code still does
         self._fresh = False  # there is something to look at
         self._looks = 0
-        self._overdue: dict[tuple[str, str, str, float], float] = {}
         self._keeps = capabilities(config.engine.kind).keeps_versions
-        self._filtered = 0  # units without a signal in a row
-        self._signals = 0  # complete groups when this life began
         self.evaluations = EvaluationWitness(self)
-        self._heard: dict[str, float] = {}  # when each start said anything last
-        self._wrong: set[str] = set()  # starts that received other weights than were sent
+        self.reasons = ReasonWitness(self)
+        self.waits = WaitWitness(self)
         self._witnesses()
 
     def _witnesses(self) -> None:
@@ -118,7 +111,7 @@ class Checker(CheckedRun):
         self.episodes.begin()
         self.closable.clear()
         self.proximal.begin()
-        self._filtered, self._signals = 0, len(self.reference.signals)
+        self.reasons.begin()
         self.answered = []
         self.delivered = self.reference.tokens
         self.store = store
@@ -184,71 +177,11 @@ class Checker(CheckedRun):
             self.verdicts.overdue(start)
         elif "streamed nothing" in reason:
             self.leases.silent(start)
-        elif "has episodes" in reason:
-            silent_s = self.clock() - self._heard.get(start, 0.0)
-            held = [x.id for x in self.reference.episodes if x.holder == start.partition("/")[0]]
-            self.hold(
-                "blame",
-                silent_s > SILENT_S,
-                "{} is replaced, and spoke {} s ago; it has {}",
-                start,
-                silent_s,
-                held,
-            )
-        elif "checksums" in reason:
-            self.hold(
-                "blame",
-                start in self._wrong,
-                "{} is replaced, and had received what was sent: {}",
-                start,
-                reason,
-            )
-        just = self.garbled[start] >= SUSPECT or "cannot be" not in reason
-        self.hold(
-            "blame",
-            just,
-            "{} is replaced, and had sent {} chunks that cannot be: {}",
-            start,
-            self.garbled[start],
-            reason,
-        )
+        self.reasons.replaced(start, reason)
 
     def on_outcome(self, outcome: Outcome) -> None:
         self.look_closely()
-        leased = [call.id for call in self.reference.calls() if call.holder]
-        if outcome.ok and "stopped early" not in outcome.reason:
-            self.hold(
-                "nothing leaks",
-                not leased,
-                "the run is over, and rollouts {} are still leased",
-                leased,
-            )
-        patience = self.config.rollout.filter_patience
-        if "were all filtered" in outcome.reason:
-            self.hold(
-                "causes",
-                self._filtered // self.per_group >= patience,
-                "{}; there were {} in a row",
-                outcome.reason,
-                self._filtered // self.per_group,
-            )
-        if "had rewards that differ" in outcome.reason:
-            signals = self.reference.signals  # some may have come since, in the drain
-            floor = self.config.rollout.accept_floor * patience
-            windows = [
-                sum(signals[end - patience : end])
-                for end in range(max(patience, self._signals), len(signals) + 1)
-            ]
-            few = any(not passed or passed < floor for passed in windows)
-            self.hold("causes", few, "{}; of groups in a row {} had", outcome.reason, windows)
-        if "failed in a row" in outcome.reason:
-            self.hold(
-                "causes",
-                self.publications.row >= FAILURES,
-                "{}; {} were begun since one was committed",
-                outcome.reason,
-                self.publications.row,
-            )
+        self.reasons.over(outcome, self.publications.row)
 
     # -------------------------------------------------------------------------------------- events
 
@@ -308,10 +241,10 @@ class Checker(CheckedRun):
                 self.leases.ended(call, event.reason, failed=False)
             case e.Dropped():
                 self._dropped(event)
-            case e.Discarded(reason=reason):
-                self._filtered += reason in SIGNALLESS
+            case e.Discarded():
+                self.reasons.left(event)
             case e.Taken():
-                self._filtered = 0
+                self.reasons.taken()
                 self.closable[event.step] = self.clock()
             case e.Published():
                 if event.version not in self.here:
@@ -326,7 +259,7 @@ class Checker(CheckedRun):
 
     def _dropped(self, event: e.Dropped) -> None:
         group = self.reference.groups[event.group]
-        self._filtered += event.reason in SIGNALLESS
+        self.reasons.left(event)
         for call in self.reference.calls():
             if call.holder and call.group is group:
                 self.leases.ended(call, event.reason, failed=False)
@@ -348,7 +281,7 @@ class Checker(CheckedRun):
     def on_told(self, start: str, message: Message, buffers: Sequence[Buffer]) -> None:
         if self._dead:
             return
-        self.episodes.told(start, message, buffers)
+        self.episodes.replies.told(start, message, buffers)
         self.publications.told(start, message)
         self.leases.told(start, message)
         self.lending.told(start, message)
@@ -368,7 +301,7 @@ class Checker(CheckedRun):
         """Remember tokens and verdicts, which must be booked in the same step of the task, and what
         agents say, of which events follow in it."""
         self.episodes.handling(start.partition("/")[0], message, buffers)
-        self._heard[start] = self.clock()
+        self.reasons.heard(start)
         if isinstance(message, Stepped):
             self.heard_version = message.version
         self.publications.delivered(start, message)
@@ -387,7 +320,7 @@ class Checker(CheckedRun):
         self.garbled[start] += chunks
 
     def on_wrong_weights(self, start: str) -> None:
-        self._wrong.add(start)
+        self.reasons.wrong_weights(start)
 
     def on_refusal(self) -> None:
         self.refused += 1
@@ -505,14 +438,4 @@ class Checker(CheckedRun):
 
     def look_at_waits(self, name: str, waits: Waits) -> None:
         """Check that every wait of the process of that name has a name, and ends in time."""
-        now = self.clock()
-        for wait in waits.table():
-            seconds = wait.bound if isinstance(wait.bound, float) else None
-            bounded = bool(wait.bound) if seconds is None else 0 < seconds < float("inf")
-            named = bool(wait.name and wait.owner)
-            self.hold("waits", named and bounded, "{} has the wait {}", name, wait)
-            # It ends as soon as its task runs, and till then the time stands.
-            if seconds is not None and wait.seconds > seconds:
-                key = name, wait.name, wait.owner, round(now - wait.seconds, 6)
-                ends = self._overdue.setdefault(key, now) == now
-                self.hold("waits", ends, "{} has the wait {}", name, wait)
+        self.waits.look(name, waits)

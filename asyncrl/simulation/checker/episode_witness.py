@@ -1,15 +1,11 @@
 """Episodes as their events and messages tell of them. Invariant: it believes what agents say and
 what they are told, the events, and nothing that the product keeps.
-
-A frame is judged when it is really sent, which may be some time after the coordinator decided on
-it: it is compared with what was written down by then of its attempt, over or not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from itertools import count
-from typing import Protocol
 
 from asyncrl.actors.coordinator.attempts import PlayingLimits
 from asyncrl.experience import events as e
@@ -22,31 +18,19 @@ from asyncrl.messages import (
     Note,
     Play,
     Played,
-    Reply,
-    StopPlaying,
 )
 from asyncrl.simulation.checker.attempt_witness import (
     Asked,
+    AttemptRecords,
     AttemptWitness,
     CallWitness,
+    EpisodesRun,
     tokens_needed,
 )
 from asyncrl.simulation.checker.branch_checks import ends_of
 from asyncrl.simulation.checker.call_checks import check_whole
 from asyncrl.simulation.checker.reference_rollouts import ReferenceEpisode
-from asyncrl.simulation.checker.reference_state import ReferenceState
-
-
-class _EpisodesRun(Protocol):
-    """A run that is checked."""
-
-    reference: ReferenceState
-
-    def hold(self, invariant: str, true: bool, sentence: str, *values: object) -> None: ...
-
-    def violated(
-        self, invariant: str, sentence: str, cause: BaseException | None = None
-    ) -> None: ...
+from asyncrl.simulation.checker.reply_witness import ReplyWitness
 
 
 class EpisodeWitness:
@@ -55,7 +39,7 @@ class EpisodeWitness:
 
     def __init__(
         self,
-        run: _EpisodesRun,
+        run: EpisodesRun,
         limits: PlayingLimits,
         concurrency: int,
         temperature: Callable[[e.Admitted], float],
@@ -65,6 +49,8 @@ class EpisodeWitness:
         self._run, self._limits, self._concurrency = run, limits, concurrency
         self._temperature = temperature
         self._steady = steady
+        self._records = AttemptRecords()
+        self.replies = ReplyWitness(run, self._records, temperature)
         self._asked: dict[int, Asked] = {}  # by call
         self._keys: dict[tuple[int, Asked], int] = {}  # by the seed of an episode
         self._askers: dict[int, tuple[int, Asked]] = {}  # by key
@@ -76,8 +62,8 @@ class EpisodeWitness:
         self._refusable = True  # the call that it is asked for
         # of attempts whose agents have ended: why they failed, and the answers they did not want
         self._ends: dict[tuple[int, int], tuple[str, Collection[int]]] = {}
-        self._attempts: dict[tuple[int, int], AttemptWitness] = {}
-        self._sampled = {
+        self._records.attempts = {}
+        self._records.sampled = {
             call.id: CallWitness(
                 bytearray(call.ids),
                 bytearray(call.behaviour),
@@ -104,9 +90,9 @@ class EpisodeWitness:
         context = bytes(buffers[0]) if isinstance(message, Ask) else b""  # type: ignore[call-overload]
         self._now = sender, message, context
         if isinstance(message, Enough) and (episode := self._played(sender, message)) is not None:
-            self._attempts[episode.id, episode.attempt].enough.add(message.number)
+            self._records.attempts[episode.id, episode.attempt].enough.add(message.number)
         if isinstance(message, Played) and (episode := self._played(sender, message)) is not None:
-            enough = self._attempts[episode.id, episode.attempt].enough
+            enough = self._records.attempts[episode.id, episode.attempt].enough
             failed, left = self._ends.get((episode.id, episode.attempt), (message.failed, enough))
             self._run.hold(
                 "what agents said",
@@ -118,7 +104,7 @@ class EpisodeWitness:
                 left,
             )
         if isinstance(message, Ask) and (episode := self._played(sender, message)) is not None:
-            self._attempts[episode.id, episode.attempt].calls.append(None)
+            self._records.attempts[episode.id, episode.attempt].calls.append(None)
             self._refusable = self._may_refuse(episode, message, context)
 
     def handled(self) -> None:
@@ -137,7 +123,7 @@ class EpisodeWitness:
             message.rollout,
         )
         if isinstance(message, Ask):
-            call = self._attempts[episode.id, episode.attempt].calls[message.number]
+            call = self._records.attempts[episode.id, episode.attempt].calls[message.number]
             self._run.hold(
                 "bounds",
                 call is not None or self._refusable,
@@ -145,99 +131,9 @@ class EpisodeWitness:
                 message,
             )
 
-    def told(self, start: str, message: Message, buffers: Sequence[object]) -> None:
-        """The coordinator sends this to the actor `start`."""
-        match message:
-            case Play():
-                self._told_to_play(start.partition("/")[0], message)
-            case Reply():
-                self._replied(message, *(bytes(buffer) for buffer in buffers))  # type: ignore[call-overload]
-            case StopPlaying(rollout, attempt):
-                live = self._run.reference.episode(rollout)
-                self._run.hold(
-                    "once",
-                    (rollout, attempt) in self._attempts
-                    and (live is None or (live.status, live.attempt) != ("played", attempt)),
-                    "{}, and the attempt goes on, or never began",
-                    message,
-                )
-            case _:
-                pass
-
-    def _told_to_play(self, holder: str, message: Play) -> None:
-        attempt = self._attempts.get((message.rollout, message.attempt))
-        told = attempt is not None and (attempt.holder, attempt.notes) == (holder, message.notes)
-        self._run.hold("replay", told, "{} is played by {}, and is not so begun", message, holder)
-        if (episode := self._run.reference.episode(message.rollout)) is None:
-            return
-        admitted = episode.rollout.group.event
-        due = (
-            admitted.split,
-            admitted.prompt_index,
-            episode.seed,
-            episode.budget,
-            self._temperature(admitted),
-        )
-        said = (
-            message.split,
-            message.prompt_index,
-            message.seed,
-            message.max_new_tokens,
-            message.temperature,
-        )
-        self._run.hold("replay", said == due, "{}, and due is {}", message, due)
-
-    def _replied(self, message: Reply, ids: bytes, behaviour: bytes) -> None:
-        attempt = self._attempts.get((message.rollout, message.attempt))
-        if attempt is None or message.number >= len(attempt.calls):
-            return self._run.violated("answers", f"{message} answers what nobody asked")
-        number, call = message.number, attempt.calls[message.number]
-        self._run.hold("answers", number not in attempt.closed, "{} comes after the end", message)
-        if message.refused:  # that a call may be that was not made was checked when it was
-            attempt.closed.add(number)
-            self._run.hold("answers", self._given_up(message, call), "{}, and it lives", message)
-            return None
-        if call is None:
-            return self._run.violated("answers", f"{message} answers what was refused")
-        sampled, start = self._sampled[call], attempt.said.get(number, 0)
-        attempt.said[number] = end = start + len(ids) // 4
-        same = (
-            bytes(sampled.ids[4 * start : 4 * end]) == ids
-            and bytes(sampled.behaviour[4 * start : 4 * end]) == behaviour
-            and set(sampled.versions[start:end]) <= {message.version}
-        )
-        self._run.hold(
-            "answers",
-            same,
-            "call {} is answered with other tokens than were sampled: {}",
-            call,
-            message,
-        )
-        if message.finish:
-            attempt.closed.add(number)
-            cut = ("length",) if message.attempt in sampled.spent else ("stop", "length")
-            self._run.hold(
-                "answers",
-                any(
-                    tokens == end and message.finish in ((by,) if by else cut)
-                    for tokens, by in sampled.ends
-                ),
-                "{} ends an answer after {} tokens, and its ends were {}",
-                message,
-                end,
-                sampled.ends,
-            )
-        return None
-
-    def _given_up(self, message: Reply, call: int | None) -> bool:
-        """True if no call was made, or the engines have failed at it, or its episode is over."""
-        episode = self._run.reference.episode(message.rollout)
-        live = None if episode is None or call is None else episode.calls.get(call)
-        return live is None or live.buried
-
     def _may_refuse(self, episode: ReferenceEpisode, ask: Ask, context: bytes) -> bool:
         """True if the call that is asked for may be refused."""
-        asks = len(self._attempts[episode.id, episode.attempt].calls)
+        asks = len(self._records.attempts[episode.id, episode.attempt].calls)
         earlier = any(not call.used for call in episode.calls.values())
         left = self._budget(episode, ask, context)
         return asks > self._limits.max_calls or left < (ask.max_new_tokens if earlier else 1)
@@ -257,7 +153,7 @@ class EpisodeWitness:
 
     def extended(self, event: e.Extended) -> None:
         """Tokens of a call came."""
-        if (sampled := self._sampled.get(event.rollout)) is not None:
+        if (sampled := self._records.sampled.get(event.rollout)) is not None:
             sampled.ids += event.ids
             sampled.behaviour += event.behaviour
             sampled.versions += [event.version] * (len(event.ids) // 4)
@@ -327,7 +223,7 @@ class EpisodeWitness:
             busy,
         )
         attempt = AttemptWitness(event.holder, dict(episode.notes))
-        self._attempts[event.rollout, event.attempt] = attempt
+        self._records.attempts[event.rollout, event.attempt] = attempt
 
     def _ask(self, event: e.Called | e.Reused) -> tuple[ReferenceEpisode, Ask, Asked]:
         """The call that is asked for, and its place among the equal ones of its attempt."""
@@ -395,7 +291,7 @@ class EpisodeWitness:
             event.call,
         )
         self._asked[event.call] = asked
-        self._sampled[event.call] = CallWitness()
+        self._records.sampled[event.call] = CallWitness()
         calls[-1] = event.call
         if self._steady and not any(call.buried for call in episode.calls.values()):
             left = [call.id for call in episode.calls.values() if not call.used]
@@ -416,19 +312,19 @@ class EpisodeWitness:
         self._calls(event)[-1] = event.call
 
     def _calls(self, event: e.Called | e.Reused | e.Rewarded | e.ToolFailed) -> list[int | None]:
-        return self._attempts[event.rollout, event.attempt].calls
+        return self._records.attempts[event.rollout, event.attempt].calls
 
     def _answered(self, event: e.Answered) -> None:
         call = self._run.reference.agents.calls[event.call]
         check_whole(self._run, call, call.draws, call.budget)  # type: ignore[arg-type]
-        self._sampled[call.id].ends.append((len(call.versions), event.finish))
+        self._records.sampled[call.id].ends.append((len(call.versions), event.finish))
 
     def _cut(self, event: e.Cut) -> None:
         episode, message = self._episode(event.rollout), self._now and self._now[1]
         call = episode.calls[event.call]
-        self._sampled[call.id].ends.append((event.tokens, ""))
+        self._records.sampled[call.id].ends.append((event.tokens, ""))
         if not isinstance(message, Enough):
-            self._sampled[call.id].spent.add(event.attempt)
+            self._records.sampled[call.id].spent.add(event.attempt)
             over = episode.spent() - episode.budget
             self._run.hold(
                 "bounds",

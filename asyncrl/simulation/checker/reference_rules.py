@@ -17,12 +17,13 @@ from asyncrl.config import Config
 from asyncrl.experience import events as e
 from asyncrl.messages import NoVerdict, Scored, Verdict
 from asyncrl.simulation import policy
+from asyncrl.simulation.checker.reference_facts import Filling
 from asyncrl.simulation.checker.reference_rollouts import (
     ReferenceAgentCall,
     ReferenceCall,
     ReferenceRollout,
 )
-from asyncrl.simulation.checker.reference_state import Filling, ReferenceState
+from asyncrl.simulation.checker.reference_state import ReferenceState
 
 SAMPLED = 2**62
 """The key of the first sampled answer to a held-out prompt."""

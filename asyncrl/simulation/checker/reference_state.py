@@ -6,179 +6,28 @@ from __future__ import annotations
 
 import math
 import struct
-from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
-from itertools import chain
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
 from asyncrl.experience import events as e
-from asyncrl.messages import NoVerdict, Scored, Split
-from asyncrl.simulation.checker.reference_episodes import ReferenceEpisodes
-from asyncrl.simulation.checker.reference_pruning import ReferencePruning
+from asyncrl.messages import NoVerdict, Scored
+from asyncrl.simulation.checker.reference_facts import (
+    Facts,
+    Filling,
+    ReferenceFacts,
+    ReferenceVisits,
+)
 from asyncrl.simulation.checker.reference_rollouts import (
     ReferenceCall,
-    ReferenceEpisode,
     ReferenceGroup,
     ReferenceRollout,
 )
-
-Facts = tuple[int, int, int, int]
-"""A rollout whose generation is over: its tokens, the versions published between the admission of
-its prompt and its last token, its leases, and the version of its first token."""
 
 NAN = struct.pack("<f", math.nan)
 """A log-probability that is not known."""
 
 
-class Filling:
-    """Numbers of groups, rollouts and response tokens that one step has taken."""
-
-    __slots__ = ("groups", "rollouts", "tokens")
-
-    def __init__(self) -> None:
-        self.groups: set[int] = set()
-        self.rollouts = self.tokens = 0
-
-
-class ReferenceVisits(NamedTuple):
-    """The groups of a prompt that are complete, each earlier one counting half: the sum of their
-    rewards, the number of these, and of the members that solved it. `easy`: all of the last
-    did."""
-
-    total: float = 0.0
-    rewards: float = 0.0
-    solved: float = 0.0
-    easy: bool = False
-
-
-class ReferenceState:
-    """The live rollouts and groups, the ends of the others, and the prompts to come.
-
-    `agents` are the calls of episodes that are played. `cursor` is the place of the next prompt;
-    `restarts` maps the stale groups whose prompts start again to their prompts. `visits` says of
-    each prompt what its groups earned.
-    `kept` are the trained groups that may be trained again, with the last step that may, `replayed`
-    the rollouts that each step trains again. `touched` are the rollouts that events named since it
-    was last cleared.
-    """
-
-    def __init__(self) -> None:
-        self.rollouts: dict[int, ReferenceRollout] = {}
-        self.groups: dict[int, ReferenceGroup] = {}
-        self.ended: dict[int, str] = {}
-        self.tokens = self.tokens_trained = self.admitted = self.trained = 0
-        self.foreign = Counter[str]()  # tokens that were imported, trained, and left out by reason
-        self.pool: dict[int, ReferenceRollout] = {}  # the last success at each prompt
-        self.foreign_ended = Counter[str]()  # imported rollouts, by their end
-        self.tokens_discarded: Counter[str] = Counter()
-        self.agents = ReferenceEpisodes(self.tokens_discarded)
-        self.discarded: Counter[str] = Counter()
-        self.buried: Counter[Split] = Counter()
-        self.ordinals: Counter[Split] = Counter()
-        self.placed: Counter[Split] = Counter()  # groups that are no restarts
-        self.generated: Counter[Facts] = Counter()
-        self.learned: dict[Facts, float] = {}  # shares of their tokens that were trained
-        self.pruning = ReferencePruning()
-        self.signals: list[bool] = []  # of completed groups: do their rewards differ?
-        self.cursor = self.leases = 0
-        self.started = 0, 0  # training groups, and their rollouts
-        self.restarts: dict[int, int] = {}
-        self.visits: dict[int, ReferenceVisits] = {}
-        self.steps: dict[int, Filling] = {}
-        self.kept: dict[int, tuple[int, list[ReferenceRollout]]] = {}
-        self.replayed: dict[int, dict[int, ReferenceRollout]] = {}
-        self.published: int | None = None
-        self.served: int | None = None  # published last, also where a crash undid it
-        self.newest = 0  # the last version that was ever published
-        self.touched: set[int] = set()
-
-    @property
-    def groups_live(self) -> int:
-        """Training groups that are not over."""
-        return sum(group.event.split == "train" for group in self.groups.values())
-
-    @property
-    def groups_untaken(self) -> int:
-        """Those of which no step has anything."""
-        return sum(
-            group.event.split == "train" and not group.steps for group in self.groups.values()
-        )
-
-    @property
-    def rollouts_untaken(self) -> int:
-        """Training rollouts that no step has."""
-        return sum(
-            seen.step is None and seen.group.event.split == "train"
-            for seen in self.rollouts.values()
-        )
-
-    @property
-    def rollouts_live(self) -> int:
-        """Those, and what steps have whose version is not published."""
-        steps = [step for group in self.groups.values() for step in group.steps.values()]
-        return self.rollouts_untaken + sum(step >= (self.published or 0) for step in steps)
-
-    @property
-    def tokens_live(self) -> int:
-        return sum(seen.tokens for seen in self.rollouts.values() if seen.own)
-
-    def call(self, id: int) -> ReferenceCall | None:
-        """The call of this number, or the rollout of one turn; None where it is not live."""
-        seen = self.rollouts.get(id)
-        return self.agents.calls.get(id) if seen is None or seen.episode is not None else seen
-
-    def calls(self) -> Iterator[ReferenceCall]:
-        """All that may be with engines."""
-        turns = (seen for seen in self.rollouts.values() if seen.episode is None)
-        return chain(turns, self.agents.calls.values())
-
-    def held(self, holder: str) -> list[ReferenceCall]:
-        """The calls that this actor has."""
-        return [call for call in self.calls() if call.holder == holder]
-
-    def episode(self, id: int) -> ReferenceEpisode | None:
-        """The live episode of this number; None if there is none."""
-        seen = self.rollouts.get(id)
-        return None if seen is None else seen.episode
-
-    @property
-    def episodes(self) -> Iterator[ReferenceEpisode]:
-        """All that are live."""
-        return (seen.episode for seen in self.rollouts.values() if seen.episode is not None)
-
-    @property
-    def queue(self) -> tuple[int, int]:
-        """Training rollouts that are complete and that no step has, and their bytes."""
-        queued = [
-            seen
-            for seen in self.rollouts.values()
-            if seen.sealed and seen.step is None and seen.group.event.split == "train"
-        ]
-        return len(queued), 8 * sum(len(seen.versions) for seen in queued)
-
-    def members(self, group: ReferenceGroup) -> list[ReferenceRollout]:
-        """Those that have not ended."""
-        return [self.rollouts[id] for id in group.members if id in self.rollouts]
-
-    def finished(self, group: ReferenceGroup) -> bool:
-        """True if every member has its verdict, or has ended."""
-        return all(seen.verdict is not None for seen in self.members(group))
-
-    def complete(self, group: ReferenceGroup) -> bool:
-        """True if that is so, and no member is added any more."""
-        open = group.may_grow or group.imports or any(seen.open for seen in self.members(group))
-        return self.finished(group) and not open
-
-    def oldest(self, but: Container[int] = ()) -> ReferenceGroup | None:
-        """The training group admitted first of those of which a rollout is live that no step has,
-        `but` for these rollouts."""
-        groups = (group for group in self.groups.values() if group.event.split == "train")
-        waiting = (
-            g
-            for g in groups
-            if any(seen.step is None and seen.id not in but for seen in self.members(g))
-        )
-        return min(waiting, key=lambda group: group.ordinal, default=None)
+class ReferenceState(ReferenceFacts):
+    """The facts as events change them."""
 
     def untake(self, id: int) -> None:
         """Undo the taking of a rollout."""
@@ -204,26 +53,10 @@ class ReferenceState:
                 touched.extend(self._grow(event))
             case e.Imported():
                 touched.extend(self._import(event))
-            case e.Leased():
-                call = self._call(event.rollout)
-                self.leases += 1
-                call.holder, call.attempt = event.holder, event.attempt
-                call.lease, call.before = self.leases, len(call.versions)
-            case e.Extended():
-                self.tokens += self._call(event.rollout).extend(event)
+            case e.Leased() | e.Extended() | e.Requeued():
+                self._lease(event)
             case e.Sealed():
-                seen = self.rollouts[event.rollout]
-                if seen.episode is not None:
-                    self.agents.seal(seen)
-                seen.holder, seen.sealed, seen.cut = "", True, event.finish == "length"
-                self._generated(seen)
-            case e.Requeued():
-                call = self._call(event.rollout)
-                call.holder, call.failures, call.hops = (
-                    "",
-                    call.failures + event.failed,
-                    call.hops + 1,
-                )
+                self._seal(event)
             case e.Buried() if event.rollout in self.agents.calls:
                 self.agents.bury(self.agents.calls[event.rollout], event.reason)
             case e.Buried():
@@ -242,65 +75,21 @@ class ReferenceState:
                 self.tokens += event.tokens
                 self.tokens_discarded["late"] += event.tokens
             case e.Judged():
-                seen = self.rollouts[event.rollout]
-                seen.verdict = event.verdict
-                if isinstance(event.verdict, Scored):
-                    reward, score = event.verdict.reward, event.verdict.score
-                    seen.group.rewards[seen.id] = reward
-                    right = (reward if score is None else score) == 1.0
-                    if right:
-                        seen.group.solved.add(seen.id)
-                    if seen.group.event.split == "train" and seen.own:
-                        self.pruning.judge(seen, right)
+                self._judge(event)
                 self._visited(groups.values())
             case e.Taken():
                 self._take(event)
-            case e.Trained() if not self.rollouts[event.rollout].own:
-                self.foreign["trained"] += event.trained
-                self.foreign.update(event.discarded)
-                self.foreign_ended["trained" if event.trained else "discarded"] += 1
-                del self.rollouts[event.rollout]
-                self.ended[event.rollout] = "trained"
             case e.Trained():
-                self.tokens_trained += event.trained
-                self.tokens_discarded.update(event.discarded)
-                self.trained += event.trained > 0
-                if not event.trained:
-                    most = max(event.discarded.values(), default=0)
-                    named = [why for why, count in event.discarded.items() if count == most]
-                    self.discarded[min(named, default="empty")] += 1
-                seen = self.rollouts.pop(event.rollout)
-                if event.trained:
-                    share = event.trained / len(seen.versions)
-                    self.learned[_facts(seen)] = self.learned.get(_facts(seen), 0.0) + share
-                self.ended[event.rollout] = "trained"
-            case e.StoredForReplay():
-                group = self.groups[event.group]
-                self.kept[event.group] = (
-                    event.until,
-                    [self.rollouts[id] for id in sorted(group.steps)],
-                )
-            case e.Replayed():
-                for number in event.groups:
-                    self.replayed.setdefault(event.step, {}).update(
-                        (seen.id, seen) for seen in self.kept.pop(number)[1]
-                    )
+                self._train(event)
+            case e.StoredForReplay() | e.Replayed():
+                self._replay(event)
             case e.Discarded():
                 self._end(event.rollout, event.reason)
             case e.Dropped():
-                group = self.groups.pop(event.group)
-                for seen in self.members(group):
-                    self._end(seen.id, event.reason)
-                    touched.append(seen.id)
-                if event.restart:
-                    self.restarts[event.group] = group.event.prompt_index
+                touched.extend(self._drop(event))
             case e.Published():
-                self.published = self.served = event.version
-                self.newest = max(self.newest, event.version)
+                self._publish(event)
                 groups = dict(self.groups)
-                self.kept = {
-                    number: kept for number, kept in self.kept.items() if kept[0] >= event.version
-                }
             case e.Checkpointed() | e.RoutingKnown():
                 pass
             case _:
@@ -411,6 +200,39 @@ class ReferenceState:
             groups, rollouts = self.started
             self.started = groups + (ids is group.members), rollouts + len(ids)
 
+    def _lease(self, event: e.Leased | e.Extended | e.Requeued) -> None:
+        call = self._call(event.rollout)
+        match event:
+            case e.Leased():
+                self.leases += 1
+                call.holder, call.attempt = event.holder, event.attempt
+                call.lease, call.before = self.leases, len(call.versions)
+            case e.Extended():
+                self.tokens += call.extend(event)
+            case e.Requeued():
+                call.holder = ""
+                call.failures += event.failed
+                call.hops += 1
+
+    def _seal(self, event: e.Sealed) -> None:
+        seen = self.rollouts[event.rollout]
+        if seen.episode is not None:
+            self.agents.seal(seen)
+        seen.holder, seen.sealed, seen.cut = "", True, event.finish == "length"
+        self._generated(seen)
+
+    def _judge(self, event: e.Judged) -> None:
+        seen = self.rollouts[event.rollout]
+        seen.verdict = event.verdict
+        if isinstance(event.verdict, Scored):
+            reward, score = event.verdict.reward, event.verdict.score
+            seen.group.rewards[seen.id] = reward
+            right = (reward if score is None else score) == 1.0
+            if right:
+                seen.group.solved.add(seen.id)
+            if seen.group.event.split == "train" and seen.own:
+                self.pruning.judge(seen, right)
+
     def _take(self, event: e.Taken) -> None:
         filling = self.steps.setdefault(event.step, Filling())
         for id in event.rollouts:
@@ -427,6 +249,48 @@ class ReferenceState:
         for id in event.left_out:
             self.rollouts[id].group.left.add(id)
             self._end(id, "not_chosen")
+
+    def _train(self, event: e.Trained) -> None:
+        seen = self.rollouts.pop(event.rollout)
+        self.ended[event.rollout] = "trained"
+        if not seen.own:
+            self.foreign["trained"] += event.trained
+            self.foreign.update(event.discarded)
+            self.foreign_ended["trained" if event.trained else "discarded"] += 1
+            return
+        self.tokens_trained += event.trained
+        self.tokens_discarded.update(event.discarded)
+        if event.trained:
+            self.trained += 1
+            share = event.trained / len(seen.versions)
+            self.learned[_facts(seen)] = self.learned.get(_facts(seen), 0.0) + share
+        else:
+            most = max(event.discarded.values(), default=0)
+            named = [why for why, count in event.discarded.items() if count == most]
+            self.discarded[min(named, default="empty")] += 1
+
+    def _replay(self, event: e.StoredForReplay | e.Replayed) -> None:
+        if isinstance(event, e.StoredForReplay):
+            members = [self.rollouts[id] for id in sorted(self.groups[event.group].steps)]
+            self.kept[event.group] = event.until, members
+            return
+        for number in event.groups:
+            again = self.replayed.setdefault(event.step, {})
+            again.update((seen.id, seen) for seen in self.kept.pop(number)[1])
+
+    def _drop(self, event: e.Dropped) -> list[int]:
+        group = self.groups.pop(event.group)
+        members = [seen.id for seen in self.members(group)]
+        for id in members:
+            self._end(id, event.reason)
+        if event.restart:
+            self.restarts[event.group] = group.event.prompt_index
+        return members
+
+    def _publish(self, event: e.Published) -> None:
+        self.published = self.served = event.version
+        self.newest = max(self.newest, event.version)
+        self.kept = {number: kept for number, kept in self.kept.items() if kept[0] >= event.version}
 
     def _prune(self, event: e.Pruned) -> None:
         seen = self.rollouts[event.rollout]

@@ -11,8 +11,8 @@ from asyncrl.experience import events as e
 from asyncrl.messages import NoVerdict, Scored
 from asyncrl.simulation.checker.checked_run import CheckedRun, live_rollout
 from asyncrl.simulation.checker.reference_choices import choices, reward
+from asyncrl.simulation.checker.reference_facts import Filling
 from asyncrl.simulation.checker.reference_rollouts import ReferenceRollout
-from asyncrl.simulation.checker.reference_state import Filling
 
 WHOLE_STEP = frozenset({"reinforce_pp", "reinforce_pp_baseline", "gdpo"})
 """Advantages that compare all groups of a step."""

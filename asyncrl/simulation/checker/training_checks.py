@@ -14,12 +14,12 @@ from asyncrl.messages import MicroBatch, Sample
 from asyncrl.simulation import policy
 from asyncrl.simulation.checker.checked_run import CheckedRun
 from asyncrl.simulation.checker.fork_checks import check_tree
+from asyncrl.simulation.checker.reference_facts import Filling
 from asyncrl.simulation.checker.reference_rollouts import (
     ReferenceCall,
     ReferenceGroup,
     ReferenceRollout,
 )
-from asyncrl.simulation.checker.reference_state import Filling
 from asyncrl.simulation.checker.strand_batch_checks import check_strand, check_turns
 
 
