@@ -152,8 +152,8 @@ class AgentConfig(Section, frozen=True):
         tuple[str, ...],
         Meta(
             description=(
-                "a command, with its arguments, that ends what an agent opened outside as a thing "
-                "of kind `command`; its last argument will be that thing's name"
+                "command, with its arguments, that ends what an agent opened with the kind "
+                "`command`; the name is appended"
             )
         ),
     ] = ()

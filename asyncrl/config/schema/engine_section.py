@@ -34,8 +34,8 @@ class ServersConfig(Section, frozen=True):
         tuple[str, ...],
         Meta(
             description=(
-                "URLs of servers that run already, instead: one for each rollout actor, or all "
-                "that are behind the router"
+                "URLs of running servers, instead: one for each rollout actor, or all behind the "
+                "router"
             )
         ),
     ] = ()

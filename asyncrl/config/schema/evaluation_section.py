@@ -41,8 +41,8 @@ class EvaluationConfig(Section, frozen=True):
         Meta(
             gt=0,
             description=(
-                "seconds for which the evaluation of a version delays the next one, where engines "
-                "keep only one; then the rest is answered as mixed"
+                "seconds for which an evaluation may delay the next version, if engines keep "
+                "only one; later answers are mixed"
             ),
         ),
     ] = 300.0

@@ -20,8 +20,8 @@ class ForeignConfig(Section, frozen=True):
         Literal["none", "file", "pool", "runs"],
         Meta(
             description=(
-                "where foreign answers are from: a file or folder of answers, the run's own old "
-                "successes, where all own answers of a group fail, or other runs' groups"
+                "source of foreign answers: a file or folder, the run's old successes (if all "
+                "own answers of a group fail), or other runs' groups"
             )
         ),
     ] = "none"

@@ -20,7 +20,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 class GameConfig(Section, frozen=True):
     """A policy of a game (docs/policies.md); `asyncrl train game.toml` writes this table."""
 
-    policy: Annotated[str, Meta(description="the policy's name; empty: the run is of no game")] = ""
+    policy: Annotated[str, Meta(description="the policy's name; empty: no game")] = ""
     guests: Annotated[
         tuple[str, ...],
         Meta(

@@ -116,7 +116,7 @@ class JudgeConfig(Section, frozen=True):
     model: Annotated[str, BASIC, Meta(description="the model's name at that server")] = ""
     template: Annotated[
         str,
-        Meta(description="what it reads, around {question}, {answer} and {expected}"),
+        Meta(description="its prompt, with {question}, {answer} and {expected}"),
     ] = TEMPLATE
     marker: Annotated[
         str, Meta(description="chat: the score is the number after the last of these")
@@ -134,7 +134,7 @@ class JudgeConfig(Section, frozen=True):
         str,
         Meta(
             description=(
-                "what it reads of a group, around {question}, {expected} and {answers}; empty: "
+                "its prompt for a group, with {question}, {expected} and {answers}; empty: "
                 "asyncrl's own"
             )
         ),
@@ -149,7 +149,7 @@ class JudgeConfig(Section, frozen=True):
     ] = 0
     max_tokens: Annotated[int, Meta(ge=1, description="chat: tokens of a reply, at most")] = 512
     params: Annotated[
-        dict[str, Any], Meta(description="chat: more keys of each request, as temperature")
+        dict[str, Any], Meta(description="chat: further keys of each request, such as temperature")
     ] = {}
     requests_per_minute: Annotated[
         int, Meta(ge=1, description="requests in a minute, at most, of the whole run")
@@ -170,9 +170,7 @@ class JudgeConfig(Section, frozen=True):
     api_key_file: Annotated[
         str, PATH, Meta(description="or the file that holds it; empty: it needs none")
     ] = ""
-    cache: Annotated[
-        int, Meta(ge=0, description="verdicts that each reward actor keeps, by their contents")
-    ] = 100_000
+    cache: Annotated[int, Meta(ge=0, description="verdicts that each reward actor keeps")] = 100_000
 
     def __post_init__(self) -> None:
         """Raises ConfigError, which does not quote what may be a secret."""

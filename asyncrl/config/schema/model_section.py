@@ -28,9 +28,8 @@ class LoraConfig(Section, frozen=True):
         str | tuple[str, ...],
         Meta(
             description=(
-                "linear layers with an adapter: all-linear, all except the output layer, or a "
-                'list of last parts of their names, as ["q_proj", "v_proj"]; names of tensors of '
-                "experts, too"
+                "linear layers with an adapter: all-linear (all but the output layer), or a list "
+                'of last parts of names, such as ["q_proj", "v_proj"], also of tensors of experts'
             )
         ),
     ] = ALL_LINEAR
@@ -96,8 +95,8 @@ class ModelConfig(Section, frozen=True):
             gt=0,
             le=1,
             description=(
-                "bundled model: share of right greedy answers, and ten times that of sampled "
-                "ones, that ends the warm-up"
+                "bundled model: the warm-up ends at this share of right greedy answers, and a "
+                "tenth of it of right sampled ones"
             ),
         ),
     ] = 0.3

@@ -24,8 +24,7 @@ class RolloutConfig(Section, frozen=True):
         Meta(
             ge=0,
             description=(
-                "this many of actors, the last ones, have the trainer's devices: they decode while "
-                "it waits"
+                "how many of actors, the last ones, decode on the trainer's devices while it waits"
             ),
         ),
     ] = 0
@@ -93,14 +92,14 @@ class RolloutConfig(Section, frozen=True):
         SIZINGS.named,
         Meta(
             description=(
-                "rollouts of a prompt: group_size, or up to group_size_max, at first or added when "
-                "those that there are have been judged"
+                "rollouts of a prompt: group_size, or up to group_size_max, at the start or "
+                "added once the others are judged"
             )
         ),
     ] = "fixed"
     group_size_max: Annotated[
         int,
-        Meta(ge=1, le=2**16, description="rollouts of a prompt at most, where sizing is not fixed"),
+        Meta(ge=1, le=2**16, description="rollouts of a prompt, at most, if sizing is not fixed"),
     ] = 16
     prune: Annotated[
         str,
@@ -113,7 +112,7 @@ class RolloutConfig(Section, frozen=True):
         ),
     ] = "none"
     prune_after: Annotated[
-        int, Meta(ge=1, description="tokens of a response at each of which prune is asked about it")
+        int, Meta(ge=1, description="tokens of a response between two decisions of prune")
     ] = 512
     prune_share: Annotated[
         float,
@@ -122,7 +121,7 @@ class RolloutConfig(Section, frozen=True):
             lt=1,
             description=(
                 "unlikely: chance of success, relative to the mean, below which a rollout may "
-                "end; balance: share of a group that goes on; converged: mean edit distance"
+                "end; balance: share of a group that continues; converged: mean edit distance"
             ),
         ),
     ] = 0.5
@@ -130,7 +129,7 @@ class RolloutConfig(Section, frozen=True):
         Literal["none", "inverse"],
         Meta(
             description=(
-                "weight of a rollout that went on by a draw: 1, or the inverse of its chance, "
+                "weight of a rollout that continued by chance: 1, or the inverse of its chance, "
                 "which leaves no bias (with train.advantage = rloo)"
             )
         ),
@@ -146,7 +145,7 @@ class RolloutConfig(Section, frozen=True):
         ),
     ] = "off"
     fork_after: Annotated[
-        int, Meta(ge=1, description="tokens of a response at each of which it may fork")
+        int, Meta(ge=1, description="tokens between two places where a response may fork")
     ] = 64
     fork_leaves: Annotated[
         int,
@@ -154,7 +153,7 @@ class RolloutConfig(Section, frozen=True):
             ge=2,
             le=2**16,
             description=(
-                "rollouts that each of the first ones may become: a group begins with group_size / "
+                "rollouts that each first one may become; a group begins with group_size / "
                 "fork_leaves"
             ),
         ),

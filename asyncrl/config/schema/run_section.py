@@ -37,10 +37,10 @@ class RunConfig(Section, frozen=True):
             gt=0,
             le=1e6,
             description="gigabytes that the images of prompts may take in the run directory; a "
-            "prompt whose images find no room is dropped",
+            "prompt whose images do not fit is dropped",
         ),
     ] = 64.0
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="of everything random")] = 0
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="seed of everything random")] = 0
     log: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="level of the logs")
     ] = "info"

@@ -48,28 +48,32 @@ class SandboxConfig(Section, frozen=True):
         int, Meta(ge=8, description="processes and threads of a container, at most")
     ] = 512
     start_s: Annotated[
-        float, Meta(gt=0, description="seconds in which a sandbox must have started")
+        float, Meta(gt=0, description="seconds within which a sandbox must start")
     ] = 120.0
     lasts_s: Annotated[
         float,
         Meta(
             ge=60,
-            description="seconds after which a sandbox ends by itself, whatever became of the run",
+            description="seconds after which a sandbox ends by itself, even if the run is gone",
         ),
     ] = 3600.0
     pulls: Annotated[
         int, Meta(ge=1, le=64, description="images that are pulled at a time, on one machine")
     ] = 2
     pull_s: Annotated[
-        float, Meta(gt=0, description="seconds in which an image must be there, turns included")
+        float,
+        Meta(
+            gt=0,
+            description="seconds within which an image must be pulled, with the wait for its turn",
+        ),
     ] = 1800.0
     images_gb: Annotated[
         float,
         Meta(
             gt=0,
             description=(
-                "gigabytes of pulled images that are kept; of those that asyncrl pulled, the ones "
-                "unused for longest are removed"
+                "gigabytes of pulled images that are kept; of those that asyncrl pulled, the "
+                "least recently used are removed"
             ),
         ),
     ] = 200.0
@@ -78,19 +82,18 @@ class SandboxConfig(Section, frozen=True):
         PATH,
         Meta(
             description=(
-                "the file that holds the provider's key; empty: its own variable (E2B_API_KEY, "
-                "DAYTONA_API_KEY) does"
+                "file with the provider's key; empty: its variable (E2B_API_KEY, DAYTONA_API_KEY)"
             )
         ),
     ] = ""
     url: Annotated[
-        str, Meta(description="address of the provider's API, where it is not the public one")
+        str, Meta(description="address of the provider's API, if not the public one")
     ] = ""
     box_url: Annotated[
         str,
         Meta(
             description=(
-                "address of a sandbox's own API, where the provider does not say it; {id} stands "
+                "address of a sandbox's own API, if the provider does not return it; {id} stands "
                 "for the sandbox's"
             )
         ),

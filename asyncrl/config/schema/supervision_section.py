@@ -66,8 +66,8 @@ class SupervisionConfig(Section, frozen=True):
             ge=0,
             le=3600,
             description=(
-                "seconds that a server which rollout actors started outlives them, for the next "
-                "life of the run; 0: it ends with its actor"
+                "seconds that a server outlives the rollout actor that started it, for its next "
+                "actor; 0: it ends with its actor"
             ),
         ),
     ] = 60.0

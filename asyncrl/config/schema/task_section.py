@@ -44,11 +44,11 @@ class TaskConfig(Section, frozen=True):
     ] = ""
     prompt_key: Annotated[
         str,
-        Meta(description="`data`: key of a row's prompt, as `a.b`; empty: found by the form"),
+        Meta(description="`data`: key of a row's prompt, as `a.b`; empty: by the form of the rows"),
     ] = ""
     answer_key: Annotated[
         str,
-        Meta(description="`data`: key of a row's answer, as `a.b`; empty: found by the form"),
+        Meta(description="`data`: key of a row's answer, as `a.b`; empty: by the form of the rows"),
     ] = ""
     eval_path: Annotated[
         str,
@@ -90,7 +90,7 @@ class TaskConfig(Section, frozen=True):
         bool, Meta(description="render prompts with the model's chat template instead")
     ] = False
     train_size: Annotated[
-        int, Meta(ge=1, description="different training prompts; `data`: counted")
+        int, Meta(ge=1, description="number of different training prompts; `data`: counted")
     ] = 20_000
     eval_size: Annotated[
         int, BASIC, Meta(ge=0, description="held-out prompts; 0: no evaluation")

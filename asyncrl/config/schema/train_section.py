@@ -59,8 +59,8 @@ class TrainConfig(Section, frozen=True):
         Meta(
             ge=1,
             description=(
-                "copies of the model among the ranks; each is divided among ranks / replicas of "
-                "them, which then gather less far and hold more"
+                "copies of the model; each is divided among ranks / replicas ranks, which "
+                "communicate less and hold more"
             ),
         ),
     ] = 1
@@ -69,9 +69,9 @@ class TrainConfig(Section, frozen=True):
         Meta(
             ge=0,
             description=(
-                "fewest ranks with which a run goes on by itself; from 1 on a rank that fails "
-                "again and again is left out; 0: none is, and any number goes on where machines, "
-                "GPUs or cores are lost"
+                "fewest ranks with which a run continues by itself, without a rank that fails "
+                "repeatedly; 0: no rank is left out, and the run continues with any number if "
+                "machines, GPUs or cores are lost"
             ),
         ),
     ] = 0
@@ -131,7 +131,7 @@ class TrainConfig(Section, frozen=True):
         ),
     ] = "all"
     keep_members: Annotated[
-        int, Meta(ge=0, description="members that are kept of a group; 0: half of those judged")
+        int, Meta(ge=0, description="members of a group that are kept; 0: half of those judged")
     ] = 0
     branches: Annotated[
         Branches,
@@ -252,8 +252,8 @@ class TrainConfig(Section, frozen=True):
         MINIBATCH_RULES.named,
         Meta(
             description=(
-                "what they are parts of: the step's groups, or the turns of agents' episodes, the "
-                "last ones first (SeeUPO), in one pass"
+                "what minibatches divide: the step's groups, or the turns of agents' episodes, "
+                "the last ones first (SeeUPO), in one pass"
             )
         ),
     ] = "group"
@@ -285,8 +285,8 @@ class TrainConfig(Section, frozen=True):
         Literal["auto", "blocks"],
         Meta(
             description=(
-                "attention on cuda: auto is by blocks, and by tables, which are slower, where no "
-                "kernel of blocks can be compiled or it differs; blocks refuses tables"
+                "attention on cuda: auto computes it by blocks, or by slower tables if the "
+                "kernel of blocks cannot be compiled or differs; blocks refuses tables"
             )
         ),
     ] = "auto"
