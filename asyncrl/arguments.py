@@ -6,12 +6,16 @@ It imports nothing slow: `--help` is instant.
 from __future__ import annotations
 
 import argparse
+import textwrap
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from asyncrl import help_texts as texts
 from asyncrl.argument_values import index, more_than_0, numbers, port, positive, seed, seeds, share
+
+COLUMNS = 78
+"""Columns of a description that argparse does not wrap."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -96,7 +100,8 @@ def _add_trying(verbs: Verbs) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="a reply in place of the model's; repeatable, once a call; the last serves all others",
+        help="the reply to the next call, in place of the model's; repeatable; the last one serves "
+        "all further calls",
     )
 
 
@@ -114,7 +119,7 @@ def _add_joining(verbs: Verbs) -> None:
         "--dir",
         type=Path,
         metavar="DIR",
-        help="directory for logs here, kept afterwards (default: one that is removed)",
+        help="directory for logs on this machine, which is kept (default: a temporary one)",
     )
     part.add_argument("--name", default="", help="a name for this machine (default: its host name)")
     part.add_argument(
@@ -122,7 +127,7 @@ def _add_joining(verbs: Verbs) -> None:
         dest="role",
         choices=("rollout", "trainer", "reward"),
         default="rollout",
-        help="the actors here: rollout actors (default), ranks of the trainer "
+        help="the actors to run here: rollout actors (default), ranks of the trainer "
         "(cluster.trainer_agents), or reward actors (cluster.reward_agents)",
     )
     part.add_argument(
@@ -132,8 +137,8 @@ def _add_joining(verbs: Verbs) -> None:
         "--patience",
         type=more_than_0,
         metavar="S",
-        help="seconds to wait for a launcher that is gone and may be restarted by `asyncrl train "
-        "--resume` (default: two minutes)",
+        help="seconds to wait until a lost launcher is restarted by `asyncrl train --resume` "
+        "(default: two minutes)",
     )
 
 
@@ -177,17 +182,17 @@ def _add_sizing(verbs: Verbs) -> None:
         "--seeds",
         type=seeds,
         metavar="A:B",
-        help="the seeds from A up to B (default 0:20)",
+        help="the seeds from A to B - 1 (default: 0:20)",
     )
     what.add_argument(
         "--engines",
         type=positive,
         metavar="N",
-        help="no faults, but a cluster of N engines: what it costs, or a forecast of run.toml on "
-        "it (default: rollout.actors)",
+        help="simulate a cluster of N engines without faults: what it costs, or a forecast of "
+        "run.toml (default: rollout.actors)",
     )
     trial.add_argument(
-        "--hours", type=more_than_0, default=1.0, help="virtual hours of the cluster (default 1)"
+        "--hours", type=more_than_0, default=1.0, help="virtual hours of the cluster (default: 1)"
     )
     sizing = trial.add_argument_group("with a run.toml (docs/sizing.md)")
     sizing.add_argument(
@@ -204,7 +209,7 @@ def _add_sizing(verbs: Verbs) -> None:
         "--price",
         type=more_than_0,
         metavar="X",
-        help="price of a device for an hour, to show the cost",
+        help="price of a device per hour, to show the cost",
     )
     sizing.add_argument(
         "--search",
@@ -216,7 +221,7 @@ def _add_sizing(verbs: Verbs) -> None:
         action="store_true",
         help="simulate every step of the whole cluster (default: stop when the mean step is known)",
     )
-    trial.add_argument("--jobs", type=positive, metavar="N", help="processes (default 1)")
+    trial.add_argument("--jobs", type=positive, metavar="N", help="processes (default: 1)")
     trial.add_argument(
         "--agents", action="store_true", help="only runs whose rollouts are agents' episodes"
     )
@@ -244,9 +249,9 @@ def _add_explaining(verbs: Verbs) -> None:
         "--accuracy",
         type=share,
         metavar="X",
-        help="show the seconds in which each run reached it, 0 to 1 (default: what all reached)",
+        help="show how long each run took to reach it, 0 to 1 (default: the best that all reached)",
     )
-    beside.add_argument("--json", action="store_true", help="print all of it as JSON")
+    beside.add_argument("--json", action="store_true", help="print everything as JSON")
     listed = verbs.add_parser("runs", help=texts.RUNS, description=texts.RUNS)
     listed.add_argument(
         "folder",
@@ -288,7 +293,7 @@ def _add_others(verbs: Verbs) -> None:
         help="one for each model: shares of the mean (default: equal), or with --base factors of "
         "the differences (default: 1)",
     )
-    merged.add_argument("--base", metavar="MODEL", help="the model that the others began with")
+    merged.add_argument("--base", metavar="MODEL", help="the model that the others started from")
     merged.add_argument(
         "--evaluate",
         type=Path,
@@ -351,7 +356,7 @@ def _add_rollouts(verbs: Verbs) -> None:
         "--last",
         type=positive,
         metavar="N",
-        help="the newest of these (default: 10, and all of them in a file)",
+        help="only the newest N of these (default: 10; all of them for a file)",
     )
     rollouts.add_argument("--json", action="store_true", help="print a line of JSON for each")
     rollouts.add_argument(
@@ -380,7 +385,7 @@ def _add(
     verb = verbs.add_parser(
         name,
         help=text.split(",")[0].rstrip(".") + "." if name == "simulate" else text,
-        description=text,
+        description=textwrap.fill(text, COLUMNS),  # raw, as the epilog is
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

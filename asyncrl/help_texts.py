@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 DESCRIPTION = "Train language models with reinforcement learning while generation never stops."
-TRAIN = "Train: start rollout, reward and trainer actors on this machine, and show what they do."
+TRAIN = "Start a training run on this machine, or resume one, and show its progress."
 SFT = (
     "Learn the data's own answers (supervised fine-tuning) with the trainer, checkpoints and curve "
-    "of any run. Its model is a model.path for reinforcement learning."
+    "of any run. The result can be the model.path of a run with rewards."
 )
 WHY = (
     "Explain the state of a run in a few sentences: which side is idle, and what it waits for. The "
@@ -66,8 +66,8 @@ INIT = (
 )
 SIMULATE = (
     "Run the whole system in virtual time, in this process, with fake engines and every kind of "
-    "fault, and check every invariant after every event. A seed decides everything: one that "
-    "fails is printed, and fails again. With a run.toml there are no faults: it forecasts that run "
+    "fault, and check every invariant after every event. A seed determines everything; a failing "
+    "one is printed. With a run.toml there are no faults: it forecasts that run "
     "on a cluster, by models of engines, lengths, trainer and network."
 )
 CALIBRATE = (
@@ -88,7 +88,7 @@ examples:
   asyncrl rollouts runs/a --reward-below 0.5 --last 3
 """
 SOURCES = """\
-settings: --set wins over an ASYNCRL_* variable, that over run.toml, and that over the default.
+settings: --set wins over an ASYNCRL_* variable, a variable over run.toml, run.toml over defaults.
 `asyncrl settings` lists the basic ones, `asyncrl settings SECTION` all of a section.
 exit status: 0 the run ended well, 1 it failed, 2 the input is wrong and nothing was trained.
 """

@@ -56,7 +56,7 @@ def _candidates(status: RunStatus) -> Iterator[str]:
     """Explanations, the most pressing first; the last always holds."""
     yield from _broken(status)
     if status.phase in ("drain", "stop") and status.ok is None:
-        yield f"It drains, and waits for {_waits(status) or 'nobody'}."
+        yield f"It is draining, and waits for {_waits(status) or 'nothing'}."
     if status.sft is not None:
         yield _supervised(status)
     trainer, rollout = idle(status, "trainer") or 0.0, idle(status, "rollout") or 0.0
@@ -97,7 +97,7 @@ def _broken(status: RunStatus) -> Iterator[str]:
     if status.phase == "init" and absent:
         longest = max(actor.seconds for actor in absent)
         yield (
-            f"It waits for {_names(absent)} to come, for {duration(longest)} so far; see their "
+            f"It has waited for {_names(absent)} to connect for {duration(longest)}; see their "
             "logs."
         )
     # Once the run ends, its trainer goes; it was lost if the reason of the end names it.
@@ -105,11 +105,11 @@ def _broken(status: RunStatus) -> Iterator[str]:
     for gone in (actor for actor in absent if actor.role == "trainer"):
         if ends and gone.name not in status.reason:
             continue
-        yield f"{gone.name} is gone, {duration(gone.seconds)} ago, and the run ends with it."
+        yield f"{gone.name} was lost {duration(gone.seconds)} ago, and the run ends with it."
     for agents in status.failing[:1]:
         yield (
             f"All of the last {agents.episodes} episodes of {agents.name} failed, the last one by "
-            f"`{agents.reason}`, and the next begin one at a time."
+            f"`{agents.reason}`; the next ones start one at a time."
         )
     if silent := [
         actor
@@ -118,7 +118,7 @@ def _broken(status: RunStatus) -> Iterator[str]:
     ]:
         longest = max(actor.seconds for actor in silent)
         yield (
-            f"{_names(silent)} {_has(silent)} said nothing for {duration(longest)}, though "
+            f"{_names(silent)} {_has(silent)} not reported for {duration(longest)}, though "
             "connected: hung, stopped, or starved of processor time "
             f"(process {', '.join(str(actor.pid) for actor in silent[:NAMES])})."
         )
@@ -128,9 +128,9 @@ def _broken(status: RunStatus) -> Iterator[str]:
         and (p.seconds > LONG_S or _awaited_by_all(status))
     ):
         yield (
-            f"Publication {p.number}, of version {p.version}, waits for {p.waiting_for}: it is "
-            f"in {p.phase} for {duration(p.seconds)} in "
-            f"all, and gives up on silent actors in {duration(p.left_s)}."
+            f"Publication {p.number}, of version {p.version}, waits for {p.waiting_for}: it has "
+            f"taken {duration(p.seconds)} so far, is in {p.phase}, and gives up on silent actors "
+            f"in {duration(p.left_s)}."
         )
     if busy := at_work(status):
         yield (
@@ -151,7 +151,7 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
     for name in TEACHES_NOTHING:
         yield from _found(status, name)
     judges = [actor for actor in status.actors if actor.role == "reward" and actor.here]
-    with_them = f"{sum(a.holds for a in judges)} of them with {_names(judges) or 'nobody'}"
+    with_them = f"{sum(a.holds for a in judges)} of them with {_names(judges) or 'no actor'}"
     if sealed and status.verdict_s > STUCK_S and (sealed > leased or status.token_s < SILENT_S):
         yield (
             f"No verdict has come for {duration(status.verdict_s)}: verifiers are the slow side, "
@@ -204,9 +204,9 @@ def _actors_gone(status: RunStatus) -> Iterator[str]:
         if absent and len(absent) >= len(present):
             yield (
                 "The trainer waits for experience, and "
-                f"{f'only {_names(present)}' if present else 'nobody'} {does}: {_names(absent)} "
-                f"{'is' if len(absent) == 1 else 'are'} gone, for "
-                f"{duration(max(actor.seconds for actor in absent))}, and started again "
+                f"{f'only {_names(present)}' if present else 'no actor'} {does}: {_names(absent)} "
+                f"{_has(absent)} been gone for "
+                f"{duration(max(actor.seconds for actor in absent))}, and will restart "
                 f"({status.restarts.get(role, 0)} restarts so far)."
             )
 
@@ -222,8 +222,8 @@ def _mute(status: RunStatus) -> Iterator[str]:
     if mute:
         yield (
             f"The trainer waits for experience, and {_names(mute)} {_has(mute)} streamed "
-            f"nothing for {duration(max(silent[actor.name] for actor in mute))}, with "
-            f"{sum(actor.holds for actor in mute)} rollouts held: "
+            f"nothing for {duration(max(silent[actor.name] for actor in mute))}, holding "
+            f"{sum(actor.holds for actor in mute)} rollouts: "
             f"{_awaited(status, {actor.name for actor in mute})}."
         )
 

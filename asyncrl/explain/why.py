@@ -50,7 +50,7 @@ def why(files: RunFiles, now: float) -> list[str]:
         run=files.path,
     )
     if disk and not found.ok:
-        sentences.insert(1, f"{disk[0].upper()}{disk[1:]} before it goes on.")
+        sentences.insert(1, f"{disk[0].upper()}{disk[1:]} before it can continue.")
     return sentences
 
 
@@ -67,7 +67,7 @@ def _unsaid(files: RunFiles, steps: int) -> str:
     reason = f": {summary.reason}" if summary is not None else ""
     if summary is not None and summary.ok:
         return (
-            f"The run ended after {count(steps)} steps{reason}. How it stood then is not in "
+            f"The run ended after {count(steps)} steps{reason}. Its last state is not in "
             f"{files.path}, which may be an incomplete copy."
         )
     return (
@@ -118,7 +118,7 @@ def answer(status: RunStatus, *, lives: bool, age_s: float, stalled: bool, run: 
         )
     sentences.append(diagnose(status))
     sentences += [
-        f"The run goes on without {actor.name}, which {actor.removed}."
+        f"The run continues without {actor.name}, which {actor.removed}."
         for actor in status.actors
         if actor.removed
     ]
@@ -137,14 +137,13 @@ def _standing(status: RunStatus, lives: bool, age_s: float, stalled: bool, run: 
     if not lives:
         return (
             f"The run was killed after {steps}, or its coordinator failed (then its log says "
-            f"why). This is how it stood {ago}; resume it with asyncrl train --resume "
-            f"{game_of(run)}."
+            f"why). Its state {ago} follows; resume it with asyncrl train --resume {game_of(run)}."
         )
     if age_s > OLD_S:
         return (
-            "The run's launcher lives, but its coordinator has said nothing for "
+            "The run's launcher is alive, but its coordinator has not reported for "
             f"{duration(age_s)}: it hangs, is stopped, or waits for the "
-            f"disk of {run}. This is how it stood then, after {steps}."
+            f"disk of {run}. Its last state follows, after {steps}."
         )
     doing = {
         "init": "starts",
@@ -172,10 +171,7 @@ def _lending(lending: LendingStatus, seconds: float) -> str:
     loans = "1 loan" if lending.loans == 1 else f"{count(lending.loans)} loans"
     lent = share(lending.seconds / max(seconds, 1e-9))
     said = f"The trainer's devices were lent for {lent} of the run, in {loans}"
-    last = (
-        f"of the last ones {duration(lending.used_s)} were used, for {duration(lending.cost_s)} "
-        "lost"
-    )
+    last = f"the last ones gained {duration(lending.used_s)} and lost {duration(lending.cost_s)}"
     if not lending.worth:
         return f"{said}, and are not lent now: {last} by the switch."
     return f"{said}; {last} by the switch." if lending.used_s else f"{said}."

@@ -363,7 +363,7 @@ async def test_the_run_goes_on_without_a_rollout_actor_whose_restarts_are_spent(
         "rollout-1": why
     }
     sentences = answer(seen[0], lives=True, age_s=0.0, stalled=False, run=Path("r"))
-    assert f"The run goes on without rollout-1, which {why}." in sentences
+    assert f"The run continues without rollout-1, which {why}." in sentences
     notes = {update.note for update in world.heard if isinstance(update, StatusUpdate)}
     assert "without rollout-1" in notes
     scraped = {
@@ -575,7 +575,7 @@ async def test_a_trainer_that_is_stopped_amid_its_work_is_found_by_its_silence(
         world.processes["trainer-0"].freeze(True)
 
     outcome = await world.run(stop)
-    assert not outcome.ok and "trainer-0 has said nothing" in outcome.reason
+    assert not outcome.ok and "trainer-0 has not reported" in outcome.reason
     assert trio.current_time() - asked < 100.0 + 2 + SETTLED_S
 
 

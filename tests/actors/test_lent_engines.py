@@ -216,7 +216,7 @@ async def test_it_is_said_how_lending_stands(autojump_clock: trio.testing.MockCl
     world.run_path = __file__
     await run_well_beside(world, ask)
     (sentence,) = (one for one in said if "lent" in one)
-    assert "in 6 loans; of the last ones " in sentence, sentence
+    assert "in 6 loans; the last ones gained " in sentence, sentence
     registry = world.coordinator.parts.metrics.registry
     counted = registry.get_sample_value("asyncrl_loans_total")
     assert counted is not None and counted >= 6

@@ -157,11 +157,11 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
     ),
     "an engine is gone and restarting": (
         standing(idle=STARVED, actors=absent(S, "rollout-1", seconds=7.0), restarts={"rollout": 2}),
-        ["only rollout-0 generates", "rollout-1 is gone, for 7 s", "2 restarts so far"],
+        ["only rollout-0 generates", "rollout-1 has been gone for 7 s", "2 restarts so far"],
     ),
     "the only reward actor is gone": (
         standing(idle=STARVED, actors=absent(S, "reward-0", seconds=3.0), restarts={"reward": 1}),
-        ["nobody judges", "reward-0 is gone, for 3 s"],
+        ["no actor judges", "reward-0 has been gone for 3 s"],
     ),
     "an engine streams nothing": (
         standing(
@@ -169,7 +169,7 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
             **STILL,
             actors=[actor("trainer-0"), actor("rollout-0", streamed_s=60.0), actor("reward-0")],
         ),
-        ["rollout-0 has streamed nothing for 60 s", "8 rollouts held"],
+        ["rollout-0 has streamed nothing for 60 s", "holding 8 rollouts"],
     ),
     "admission is full, the trainer is slow": (
         standing(
@@ -265,7 +265,11 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
                 left_s=40.0,
             )
         ),
-        ["Publication 13, of version 12, waits for engine 3", "verify for 20 s", "in 40 s"],
+        [
+            "Publication 13, of version 12, waits for engine 3",
+            "20 s so far, is in verify",
+            "in 40 s",
+        ],
     ),
     "a publication that is under way is no news": (
         standing(
@@ -299,7 +303,7 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
                 actor("reward-0"),
             ]
         ),
-        ["rollout-0 has said nothing for 40 s", "process 4711"],
+        ["rollout-0 has not reported for 40 s", "process 4711"],
     ),
     "starting": (
         standing(
@@ -307,7 +311,7 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
             committed=None,
             actors=absent(S, "trainer-0", incarnation=-1, seconds=33.0),
         ),
-        ["waits for trainer-0 to come, for 33 s"],
+        ["waited for trainer-0 to connect for 33 s"],
     ),
     "a large cluster is starting": (
         standing(
@@ -317,7 +321,7 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
                 actor(f"rollout-{n}", here=False, incarnation=-1, seconds=9.0) for n in range(100)
             ],
         ),
-        ["waits for rollout-0, rollout-1, rollout-2, rollout-3 and 96 more to come"],
+        ["waited for rollout-0, rollout-1, rollout-2, rollout-3 and 96 more to connect"],
     ),
     "the first publication": (
         standing(
@@ -336,7 +340,7 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
     ),
     "draining": (
         standing(phase="drain", waits=[Wait("parked rollouts", "coordinator", 1.0, 300.0)]),
-        ["It drains, and waits for coordinator for parked rollouts"],
+        ["It is draining, and waits for coordinator for parked rollouts"],
     ),
     "draining, beside a publication that has just begun": (
         standing(
@@ -352,7 +356,7 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
             ),
             waits=[Wait("replies", "coordinator", 0.2, 60.0)],
         ),
-        ["It drains, and waits for coordinator for replies"],
+        ["It is draining, and waits for coordinator for replies"],
     ),
     "draining, beside a publication that takes long": (
         standing(
@@ -415,10 +419,10 @@ def test_a_supervised_run_has_the_trainer_alone() -> None:
     lost = msgspec.structs.replace(
         at_work, actors=[actor("trainer-0", role="trainer", here=False, seconds=3.0)]
     )
-    assert diagnose(lost).startswith("trainer-0 is gone")
+    assert diagnose(lost).startswith("trainer-0 was lost")
     ended = {"phase": "stop", "ok": False, "actors": absent(S, "trainer-0")}
     assert "trainer-0" not in diagnose(standing(**ended, reason="no group passed the filter"))
-    assert "trainer-0 is gone" in diagnose(standing(**ended, reason="trainer-0 was lost"))
+    assert "trainer-0 was lost" in diagnose(standing(**ended, reason="trainer-0 was lost"))
 
 
 def test_rollouts_that_a_rule_ended_are_said_by_reason() -> None:
@@ -454,7 +458,7 @@ def test_an_engine_that_was_removed_is_named_and_blamed_for_nothing(idle: Any) -
     actors = absent(S, "rollout-1", removed="died", seconds=4000.0)
     without = standing(idle=idle, rollouts={"leased": 16}, actors=actors)
     said = answer(without, lives=True, age_s=0.0, stalled=False, run=RUN)
-    assert said[-1] == "The run goes on without rollout-1, which died."
+    assert said[-1] == "The run continues without rollout-1, which died."
     assert diagnose(without) == diagnose(standing(idle=idle, rollouts={"leased": 16}))
 
 
@@ -476,7 +480,7 @@ def test_an_engine_that_was_removed_is_named_and_blamed_for_nothing(idle: Any) -
             (False, 7200.0, False),
             ["was killed after 12 of 100 steps", "2.0 h ago", "--resume runs/a"],
         ),
-        ({}, (True, 45.0, False), ["coordinator has said nothing for 45 s"]),
+        ({}, (True, 45.0, False), ["coordinator has not reported for 45 s"]),
         (
             STILL | {"reason": "no token and no step for 60 s (supervision.stall_s)"},
             (False, 5.0, True),
@@ -545,7 +549,7 @@ def test_a_run_that_could_not_write_how_it_stood_is_told_by_what_it_has_written(
     assert "ended after 3 steps: no space: make room, and resume the run" in said
     summary.write(msgspec.structs.replace(ended, ok=True, reason="it did all"), run / SUMMARY)
     [said] = why(RunFiles(run), 1001.0)
-    assert "after 3 steps: it did all. How it stood then is not in" in said and "resume" not in said
+    assert "after 3 steps: it did all. Its last state is not in" in said and "resume" not in said
     with (run / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         run_status.write(S, run / LAST_STATUS)
@@ -585,9 +589,9 @@ def test_a_disk_that_was_full_before_the_run_began_is_named_with_what_to_do(
     run_status.write(standing(ok=False, reason="no room"), run / "status.json")
     with (run / "lock").open("a") as lock:  # of a run that lives, it may be why it says nothing
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert why(RunFiles(run), 1001.0)[1].endswith(f"{said} before it goes on.")
+        assert why(RunFiles(run), 1001.0)[1].endswith(f"{said} before it can continue.")
     first, second, *_ = why(RunFiles(run), 1001.0)
-    assert "The run failed" in first and second.endswith(f"{said} before it goes on.")
+    assert "The run failed" in first and second.endswith(f"{said} before it can continue.")
     run_status.write(standing(ok=True, reason="it did all"), run / "status.json")
     assert len(why(RunFiles(run), 1001.0)) == 1
 
@@ -690,4 +694,4 @@ def test_an_actor_is_silent_after_three_reports_and_not_before() -> None:
     for report_s, silent in [(20.0, False), (10.0, True), (1.0, True)]:
         actors = [actor("trainer-0"), actor("rollout-0", seconds=40.0), actor("reward-0")]
         said = diagnose(standing(report_s=report_s, actors=actors))
-        assert ("said nothing" in said) is silent
+        assert ("not reported" in said) is silent

@@ -16,7 +16,7 @@ from train_support import command, end, processes, started, steps_done, wait_for
 
 from asyncrl.runtime.processes.machine import free_port
 
-SILENT = "rollout-0, rollout-1 have said nothing for"
+SILENT = "rollout-0, rollout-1 have not reported for"
 
 pytestmark = [pytest.mark.processes, pytest.mark.explore]
 

@@ -54,7 +54,7 @@ def test_a_second_signal_ends_it_at_once(model: Path, tmp_path: Path) -> None:
         assert time.monotonic() - began < 30
     assert code == 1, out + err
     sentences = why(RunFiles(run), time.time())
-    assert "was killed" in sentences[0] and "It drains, and waits for" in sentences[1]
+    assert "was killed" in sentences[0] and "It is draining, and waits for" in sentences[1]
     assert processes(run) == {}
 
 

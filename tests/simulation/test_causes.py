@@ -17,7 +17,7 @@ KILLED = "rollout-1 ended with code -9"
 STALLED = "no token and no step for 60 s (supervision.stall_s): the trainer waits"
 FAILED = (
     "no token and no step for 60 s (supervision.stall_s): all of the last 14 episodes of agents-0 "
-    "failed, and the next begin one at a time"
+    "failed, the last one by `exit`; the next ones start one at a time"
 )
 
 

@@ -105,9 +105,9 @@ def _rewritten(facts: RunFacts, limit: float) -> list[Finding]:
     return [
         Finding(
             "rewritten",
-            f"{share:.0%} of the calls behind an episode's first one have a reply in their context "
+            f"{share:.0%} of the calls after an episode's first have a reply in their context "
             f"with other tokens than were sampled (the bound is {limit:.0%}): such a call shares "
-            "less with those before it, and costs more to train. If the chat template does it "
+            "less with earlier ones, and costs more to train. If the chat template does it "
             "(some drop earlier thoughts), set agent.history = 'as_sampled'; else the agent edits "
             "replies.",
         )
@@ -133,8 +133,8 @@ def _no_verdict(facts: RunFacts, limit: float) -> list[Finding]:
 
 
 _AWAY = (
-    "see that the server of judge.url is there and not overloaded; if it refuses so many requests, "
-    "lower judge.requests_per_minute."
+    "make sure that the server of judge.url runs and is not overloaded; if it refuses so many "
+    "requests, lower judge.requests_per_minute."
 )
 
 
@@ -144,8 +144,8 @@ def _judge_away(facts: RunFacts, limit: float) -> list[Finding]:
     return [
         Finding(
             "judge_away",
-            f"The judge gives more than {limit:.0%} of the last answers no verdict "
-            f"({facts.judge_why}), and these are not trained: {_AWAY}",
+            f"The judge gave no verdict on more than {limit:.0%} of the last answers "
+            f"({facts.judge_why}), which are not trained: {_AWAY}",
         )
     ]
 

@@ -28,7 +28,7 @@ def _unwritten(facts: RunFacts, limit: float) -> Iterator[Finding]:
     then = (
         "if the next one is not written either, nothing new is admitted"
         if facts.unwritten < HOLDS
-        else "nothing new is admitted until one is, and the run ends if none is for long"
+        else "nothing new is admitted until one is, and the run ends if that takes too long"
     )
     yield Finding(
         "checkpoint_unwritten", f"{last} not written to run.dir: {facts.unwritten_why}; {then}."
@@ -39,8 +39,8 @@ def _journal_waits(facts: RunFacts, limit: float) -> Iterator[Finding]:
     if bool(facts.journal_why) > limit:
         yield Finding(
             "journal_waits",
-            f"The journal in run.dir waits for the disk, and all else for the journal: "
-            f"{facts.journal_why}; else the run ends.",
+            f"The journal in run.dir waits for the disk, and everything else for the journal: "
+            f"{facts.journal_why}; otherwise the run ends.",
         )
 
 

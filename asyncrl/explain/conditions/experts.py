@@ -18,7 +18,7 @@ def _unused(facts: RunFacts, limit: float) -> Iterator[Finding]:
         yield Finding(
             "experts_unused",
             f"A layer of the model sends almost all tokens to the same experts: their use is "
-            f"{use:.2g} of 1, under its bound of {limit:g}, and the busiest expert has "
+            f"{use:.2g} of 1, below its bound of {limit:g}, and the busiest expert has "
             f"{largest:.3g} times the mean load; set train.router_aux (0.001), or "
             "train.router_bias_rate (0.001) where routers have a bias, or lower train.lr.",
         )

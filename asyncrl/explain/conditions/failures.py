@@ -36,8 +36,8 @@ def _failed_attempts(facts: RunFacts, limit: float) -> Iterator[Finding]:
     if recent.attempts >= FEW_ATTEMPTS and share > limit:
         first = next(iter(recent.failed_attempts))
         remedy = (
-            "see that what it runs in (agent.sandbox, its containers and servers) is there and has "
-            "room, and that agent.episode_s is long enough"
+            "make sure that what it runs in (agent.sandbox, its containers and servers) works and "
+            "has room, and that agent.episode_s is long enough"
             if first in SANDBOX
             else "correct the program of agent.run; asyncrl play runs one episode of it"
         )
@@ -54,7 +54,7 @@ def _failed_tools(facts: RunFacts, limit: float) -> Iterator[Finding]:
     if recent.calls >= FEW_CALLS and share > limit:
         yield Finding(
             "failed_tools",
-            f"{share:.0%} of the last {recent.calls} calls of agents were failed calls of tools "
+            f"{share:.0%} of the last {recent.calls} calls of agents were failed tool calls "
             f"({kinds(recent.failed_tools)}): if the tools are at fault, and not the model, it "
             "learns from their failures; correct the tools, or keep such calls out of the loss "
             "(agent.mask_failed).",
@@ -71,7 +71,7 @@ FAILURES = (
     ),
     Condition(
         names=("failed_tools",),
-        measures="share of the last 256 calls of agents that were failed calls of tools",
+        measures="share of the last 256 calls of agents that were failed tool calls",
         bound=FAILED,
         settings=("agent.mask_failed",),
         find=_failed_tools,

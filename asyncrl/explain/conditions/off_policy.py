@@ -182,7 +182,7 @@ def _sample_size(facts: RunFacts, limit: float) -> list[Finding]:
     )
     seen = (
         f"Few rollouts make the whole gradient: the effective sample size is {ess:.2g} of the "
-        f"rollouts, under its bound of {limit:g}"
+        f"rollouts, below its bound of {limit:g}"
     )
     if trend.grows:
         name, cause = (

@@ -27,7 +27,7 @@ def _no_signal(facts: RunFacts, limit: float) -> Iterator[Finding]:
         yield Finding(
             "all_zero",
             f"None of the last {recent.rewards} rewards is above 0, so nothing can be learned: "
-            "read what the model says (asyncrl rollouts). If right answers are among it, correct "
+            "read what the model says (asyncrl rollouts). If some answers are right, correct "
             "task.verifier; else choose easier prompts (task.params, task.curriculum), or give "
             f"credit for parts (task.reward); {NO_MORE}.",
         )
@@ -49,7 +49,7 @@ def _no_signal(facts: RunFacts, limit: float) -> Iterator[Finding]:
     elif most == recent.too_easy:
         yield Finding(
             "too_easy",
-            f"{of}most of them with right answers alone: the prompts are too easy; choose harder "
+            f"{of}most of them with only right answers: the prompts are too easy; choose harder "
             f"ones (task.params, task.curriculum), or end the run; {NO_MORE}{ends}.",
         )
     else:

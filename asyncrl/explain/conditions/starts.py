@@ -31,7 +31,7 @@ def _slow_starts(facts: RunFacts, limit: float) -> Iterator[Finding]:
     if starts is not None and starts.waiting and starts.left_s > limit:
         yield Finding(
             "slow_starts",
-            f"{in_words(starts)}, so the last one has started in {duration(starts.left_s)}: write "
+            f"{in_words(starts)}, so the last one starts in {duration(starts.left_s)}: write "
             "the agent as a function (agent.run = 'module:name'), which starts in milliseconds, "
             "import less in the program, open a smaller sandbox, or lower agent.concurrency.",
         )

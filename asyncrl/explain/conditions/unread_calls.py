@@ -16,7 +16,7 @@ def _unread_calls(facts: RunFacts, limit: float) -> Iterator[Finding]:
         yield Finding(
             "unread_calls",
             f"{share:.0%} of the {facts.tool_replies} replies of agents' calls with tools look "
-            "like calls, and cannot be read as such, so the agent does nothing and that is "
+            "like calls but cannot be read, so the agent does nothing, and that is "
             "trained: compare what the model writes (asyncrl rollouts) with its chat template, and "
             "set model.path to a model whose template has the form that it writes.",
         )
@@ -24,7 +24,7 @@ def _unread_calls(facts: RunFacts, limit: float) -> Iterator[Finding]:
 
 UNREAD_CALLS = Condition(
     names=("unread_calls",),
-    measures="share of the replies to calls with tools that look like a call and are none",
+    measures="share of the replies to calls with tools that look like a call but are none",
     bound=0.1,
     settings=("model.path",),
     find=_unread_calls,

@@ -133,7 +133,7 @@ def update_of(
 
 def _note(status: RunStatus, silent_s: float) -> str:
     """Words for what is not as usual."""
-    notes = [f"it has said nothing for {duration(silent_s)}"] if silent_s > OLD_S else []
+    notes = [f"it has not reported for {duration(silent_s)}"] if silent_s > OLD_S else []
     if status.phase == "init" and (
         absent := [actor.name for actor in status.actors if not actor.here and not actor.removed]
     ):
