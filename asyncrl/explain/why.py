@@ -118,7 +118,7 @@ def answer(status: RunStatus, *, lives: bool, age_s: float, stalled: bool, run: 
         )
     sentences.append(diagnose(status))
     sentences += [
-        f"The run goes on without {actor.name}, which {actor.removed}."
+        f"The run continues without {actor.name}, which {actor.removed}."
         for actor in status.actors
         if actor.removed
     ]

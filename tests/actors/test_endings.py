@@ -363,7 +363,7 @@ async def test_the_run_goes_on_without_a_rollout_actor_whose_restarts_are_spent(
         "rollout-1": why
     }
     sentences = answer(seen[0], lives=True, age_s=0.0, stalled=False, run=Path("r"))
-    assert f"The run goes on without rollout-1, which {why}." in sentences
+    assert f"The run continues without rollout-1, which {why}." in sentences
     notes = {update.note for update in world.heard if isinstance(update, StatusUpdate)}
     assert "without rollout-1" in notes
     scraped = {

@@ -473,7 +473,7 @@ async def test_who_is_none_of_the_runs_actors_is_refused(
     outcome = await world.run(stranger)
     world.check()
     assert outcome.ok and world.learner.version == 4
-    assert refused == [f"{role}-{index} is none of this run's actors"]
+    assert refused == [f"{role}-{index} is not an actor of this run"]
 
 
 async def test_a_trainer_that_counts_wrong_ends_the_run_by_name(

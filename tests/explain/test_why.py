@@ -453,7 +453,7 @@ def test_an_engine_that_was_removed_is_named_and_blamed_for_nothing(idle: Any) -
     actors = absent(S, "rollout-1", removed="died", seconds=4000.0)
     without = standing(idle=idle, rollouts={"leased": 16}, actors=actors)
     said = answer(without, lives=True, age_s=0.0, stalled=False, run=RUN)
-    assert said[-1] == "The run goes on without rollout-1, which died."
+    assert said[-1] == "The run continues without rollout-1, which died."
     assert diagnose(without) == diagnose(standing(idle=idle, rollouts={"leased": 16}))
 
 
