@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
+from memory_link import memory_links
 from numpy import float32, full, int32
 from scripted_parts import MemoryLog
 from scripted_world import ScriptedWorld, configured
@@ -42,7 +43,6 @@ from asyncrl.messages import (
     TokenCount,
 )
 from asyncrl.runtime.ipc.errors import LinkError
-from asyncrl.runtime.ipc.link import memory_links
 from asyncrl.simulation.sim_process import SimProcess
 from asyncrl.training.checkpoint_index import CheckpointError
 

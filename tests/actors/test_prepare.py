@@ -7,11 +7,11 @@ from typing import Any, cast
 import pytest
 import trio
 import trio.testing
+from memory_link import memory_links
 
 from asyncrl.actors.reporting import Reporter
 from asyncrl.actors.rollout_actor import rollout_actor
 from asyncrl.messages import Abort, Message, Prepare, Prepared
-from asyncrl.runtime.ipc.link import memory_links
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.weightsync.errors import TransferError
 from asyncrl.weightsync.reception import StagedReception

@@ -15,7 +15,7 @@ import trio
 from asyncrl.messages import Message
 from asyncrl.runtime.ipc.errors import EndOfStream, LinkBroken, LinkError
 from asyncrl.runtime.ipc.framing import BULKY, MAX_FRAME, ArrivingFrame, begin_frame, encode_frame
-from asyncrl.runtime.ipc.pipes import FAILURES, Pipe, StreamPipe, Turns
+from asyncrl.runtime.ipc.pipes import FAILURES, Pipe, Turns
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -239,14 +239,3 @@ class Link:
         if self._closed is None:
             self._closed = sentence
             await self._pipe.aclose()
-
-
-def memory_links() -> tuple[Link, Link]:
-    """Two ends of a link in memory, without authentication and without a limit of the bytes in
-    flight. For tests."""
-    from trio.testing import memory_stream_pair
-
-    left, right = memory_stream_pair()
-    return Link(StreamPipe(left), peer="the right end"), Link(
-        StreamPipe(right), peer="the left end"
-    )

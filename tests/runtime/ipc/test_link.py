@@ -19,6 +19,7 @@ import trio
 import trio.testing
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from memory_link import memory_links
 from message_strategies import of_type
 from some_values import drawn, some
 
@@ -28,7 +29,7 @@ from asyncrl.runtime.ipc.endpoints import DESCRIPTORS_S, REFUSAL_S, UNAUTHENTICA
 from asyncrl.runtime.ipc.errors import EndOfStream, LinkBroken, LinkError
 from asyncrl.runtime.ipc.framing import MAX_MESSAGE
 from asyncrl.runtime.ipc.keys import new_key, read_key, write_key
-from asyncrl.runtime.ipc.link import FRAME_S, Link, memory_links
+from asyncrl.runtime.ipc.link import FRAME_S, Link
 from asyncrl.runtime.ipc.pipes import SocketPipe, StreamPipe
 from asyncrl.runtime.ipc.waits import Pulse
 
