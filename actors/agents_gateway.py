@@ -239,7 +239,7 @@ def call_images(config: Config, run: Path, initial: Path, tokenizer: Tokenizer) 
     try:
         model = VisionModel(initial)
     except TaskError:
-        return "this model reads text alone"
+        return "this model reads only text"
     if why := unseen(config):
         return why
     if not tokenizer.has_template:

@@ -569,7 +569,7 @@ def notes(terminal: str) -> str:
     said = [
         line.strip()
         for line in terminal.splitlines()
-        if " goes on from" in line
+        if " continues from" in line
         or " is replaced" in line
         or " ended with" in line
         or " was killed" in line

@@ -27,16 +27,14 @@ from asyncrl.runtime.ipc.endpoints import connect, serve
 from asyncrl.runtime.ipc.keys import new_key
 from asyncrl.runtime.ipc.link import Link
 
-SIZES = {"64 B": 64, "64 B, 32 a write": 64, "4 KB": 2**12, "64 KB": 2**16, "4 MB": 2**22}
+SIZES = {"64 B": 64, "4 KB": 2**12, "64 KB": 2**16, "4 MB": 2**22}
 MESSAGE = messages.CloseStep(7)
-TEXT = messages.Saved(7, "x" * 48)  # about 64 bytes, for writes of many
 
 
 def counts(seconds: float) -> dict[str, int]:
     """Frames of each size that take very roughly `seconds`."""
     rates = {
         "64 B": 100_000,
-        "64 B, 32 a write": 500_000,
         "4 KB": 80_000,
         "64 KB": 25_000,
         "4 MB": 400,
@@ -124,7 +122,7 @@ async def sender_main(
     async def once(way: str, name: str, total: int) -> float:
         """Frames a second."""
         kind, _, family = way.partition(" ")
-        size, batch = SIZES[name], 32 if "32" in name else 1
+        size = SIZES[name]
         data = bytes(size)
         control.send((way, size, total))
         start = time.perf_counter()
@@ -133,17 +131,12 @@ async def sender_main(
                 pipe.send_bytes(data)
         elif kind == "bare":
             stream = bare[family]
-            joined = data * batch
-            for _ in range(total // batch):
-                await stream.send_all(joined)
-        elif batch == 1:
+            for _ in range(total):
+                await stream.send_all(data)
+        else:
             link = links[family]
             for _ in range(total):
                 await link.send(MESSAGE, data)
-        else:
-            link = links[family]
-            for _ in range(total // batch):
-                await link.send_many([TEXT] * batch)
         assert control.recv() == "done"
         return total / (time.perf_counter() - start)
 

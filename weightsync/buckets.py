@@ -85,8 +85,8 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
                 raise ValueError(f"tensor {name} is given twice")
             if tensor.dtype not in known:
                 raise ValueError(
-                    f"tensor {name} is of {tensor.dtype}, which cannot be published: one of "
-                    f"{', '.join(DTYPES)} can"
+                    f"tensor {name} is of {tensor.dtype}, which cannot be published: use one "
+                    f"of {', '.join(DTYPES)}"
                 )
             specs[name] = Spec(name, known[tensor.dtype], tuple(tensor.shape))
         return Plan(tuple(specs.values()), bucket_bytes - bucket_bytes % ALIGN, still)

@@ -29,16 +29,16 @@ from asyncrl.tasks.images.kept_images import ImagesFull
 logger = logging.getLogger(__name__)
 
 SAID = 400
-"""Characters of the longest reason for which a prompt cannot be read."""
+"""The most characters of the reason why a prompt cannot be read."""
 LOGGED = 20
-"""Prompts that cannot be read and are logged; all are counted."""
+"""Unreadable prompts that are logged; all are counted."""
 SAMPLED = 2**62
 """The key of the first sampled answer to a held-out prompt. Training's keys are smaller, or
 negative."""
 
 
 class Admission:
-    """Starts groups, as far as there are prompts."""
+    """Starts groups while there are prompts."""
 
     def __init__(self, store: EventStore, prompts: PromptSource, config: Config) -> None:
         self._store = store
@@ -51,14 +51,14 @@ class Admission:
         self.misfit = ""
         """The name under which the last of them was dropped."""
         self.unreadable = ""
-        """The reason for which the last such prompt could not be read; empty if all could."""
+        """The reason why the last such prompt could not be read; empty if all could."""
         self._log_unreadable = LOGGED
         self.first_admission = math.inf
         """Seconds on trio's clock at which admission began; infinite before."""
 
     @property
     def exhausted(self) -> bool:
-        """True if no training prompt is left."""
+        """True if all training prompts are used up."""
         experience = self._store.experience
         return not experience.restarts and (
             self._no_prompt_left or self._prompts.train_item(experience.history.cursor) is None
@@ -69,7 +69,7 @@ class Admission:
         return self._prompts.label(split, prompt_index)
 
     def admit(self, groups: int) -> None:
-        """Start this many new training groups, or as many as there are prompts for."""
+        """Start this many new training groups, or fewer if the prompts run out."""
         experience = self._store.experience
         self.first_admission = min(self.first_admission, trio.current_time())
         if groups <= 0:
@@ -151,10 +151,10 @@ class Admission:
         return not misfit
 
     def _read(self, split: Split, prompt_index: int) -> tuple[ReadPrompt, str]:
-        """A prompt, and the name of what keeps it from being answered: without ids
-        `prompt_unreadable`, where the task, the template or the tokenizer fails at it, and
-        `images_full`, where its images find no room. Raises OSError, and what a machine that lacks
-        something raises: they are not the prompt's."""
+        """A prompt, and the name of what keeps it from being answered. Without ids that is
+        `prompt_unreadable` if the task, the template or the tokenizer fails on it, or `images_full`
+        if its images do not fit. Raises OSError and the errors of a machine that lacks something,
+        because they are not the prompt's fault."""
         try:
             prompt = self._prompts.read(split, prompt_index)
         except OSError:
@@ -173,8 +173,7 @@ class Admission:
         return prompt, self._misfit(prompt.ids)
 
     def _misfit(self, prompt: bytes) -> str:
-        """The name of what keeps a prompt (`int32` ids) from being answered; empty where nothing
-        does.
+        """The name of what keeps a prompt (`int32` ids) from being answered; empty if nothing does.
 
         prompt_empty          it has no token
         prompt_too_long       with `rollout.max_new_tokens` it exceeds `engine.context_tokens`

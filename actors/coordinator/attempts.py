@@ -1,4 +1,4 @@
-"""Attempts of agents at episodes: their limits, their calls, and what is left of their budget."""
+"""Attempts of agents at episodes: their limits, calls and remaining budget."""
 
 from __future__ import annotations
 
@@ -53,23 +53,23 @@ def shows(images: tuple[str, ...], context: bytes) -> bool:
 
 
 def over_budget(max_calls: int, *, tokens: bool) -> str:
-    """The reason for which a call is refused: no `tokens` are left, or else no call."""
+    """The reason why a call is refused: no `tokens` are left, or no further call is allowed."""
     if tokens:
         return (
-            "the episode has no token left to sample: of its budget (rollout.max_new_tokens), or "
-            "of the context (engine.context_tokens)"
+            "the episode has used up its budget (rollout.max_new_tokens) or its context "
+            "(engine.context_tokens)"
         )
-    return f"the episode has made {max_calls} calls, which is as many as it may (agent.max_calls)"
+    return f"the episode has made {max_calls} calls, the most that it may make (agent.max_calls)"
 
 
 def rollout_key(group: Group, rollout: Rollout) -> int:
-    """The key that the draws of a rollout follow from."""
+    """The key that determines the draws of a rollout."""
     return group.key + group.place_of(rollout.id)
 
 
 def tokens_left(rollout: Rollout) -> int:
-    """The tokens that an episode may still sample in this attempt; negative where calls at one time
-    sampled more together."""
+    """The tokens that an episode may still sample in this attempt; negative if concurrent calls
+    together sampled more."""
     episode = episode_of(rollout)
     spent = sum(call.tokens for call in episode.calls if call.id in episode.used)
     return rollout.max_new_tokens - spent

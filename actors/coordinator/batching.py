@@ -26,8 +26,8 @@ from asyncrl.experience.rollout import Rollout
 from asyncrl.explain.response_sums import ResponseSums
 
 PIECES = 4
-"""Micro-batches of a step where nothing may lag, at least: what is done of a step is trained while
-the rest is generated."""
+"""The fewest micro-batches of a step where nothing may lag, so that finished parts of a step are
+trained while the rest is generated."""
 
 
 class Batching:
@@ -45,12 +45,12 @@ class Batching:
 
     @property
     def untaken(self) -> int:
-        """Units that no step has taken, finished or not."""
+        """Units that no step has taken yet, finished or not."""
         return self._units.untaken
 
     @property
     def filtered(self) -> int:
-        """Groups' worth of units that had no signal, since the last unit that was taken."""
+        """Groups' worth of units without a signal since the last unit that was taken."""
         return self._eligibility.filtered // self._units.per_group
 
     def responses(self) -> ResponseSums:
@@ -98,9 +98,9 @@ class Batching:
         busy: bool = False,
     ) -> list[list[Rollout]]:
         """Choose units that fit one micro-batch, in which a rollout takes `size` tokens. A unit
-        that does not fit one comes alone. Empty where there is none yet, or the step is full. With
-        `whole` a step without a taken unit is chosen at once. For a `busy` trainer, units that do
-        not fill a micro-batch wait for others: passes of few tokens take longer for each.
+        that is too large for one comes alone. Empty if there is none yet, or the step is full. With
+        `whole`, a step that has taken nothing is chosen at once. While the trainer is `busy`, units
+        that do not fill a micro-batch wait for others, because small passes take longer per token.
         """
         if self.full:
             return []
@@ -122,12 +122,12 @@ class Batching:
 
     def retake(self, rollouts: list[Rollout]) -> list[list[Rollout]]:
         """Return the units of rollouts that the open step had before a crash, in this order. Empty
-        where it is full."""
+        if it is full."""
         return [] if self.full else self._units.of(rollouts)
 
     def take(self, units: list[list[Rollout]]) -> list[Rollout]:
-        """Add these to the open step. Returns the rollouts that leave beside them, because they
-        were not chosen."""
+        """Add these to the open step. Returns the rollouts that leave with them because they were
+        not chosen."""
         self.units += len(units)
         self.tokens += sum(map(_tokens, units))
         left_out = [rollout for unit in units for rollout in self._units.left_out(unit)]
@@ -183,8 +183,8 @@ class Batching:
         )
 
     def _alone(self, chosen: list[list[Rollout]]) -> bool:
-        """True if the step has, with these, all units, and leaves no room for another group,
-        because siblings were dropped.
+        """True if the step has, with these, all units, and no further group fits because siblings
+        were dropped.
 
         Example: 2 groups of 4 rollouts may be live, so a step has at most 8. With 5 of them, and 3
         left out, no group of 4 fits beside the 5: the step is closed with these.
@@ -196,5 +196,5 @@ class Batching:
 
 
 def _tokens(unit: list[Rollout]) -> int:
-    """Tokens of the run's own: foreign ones close no step."""
+    """The run's own tokens: foreign ones close no step."""
     return sum(rollout.tokens for rollout in unit if rollout.own)

@@ -19,11 +19,11 @@ from asyncrl.actors.coordinator.decisions import (
 )
 
 Replace = Callable[[str, str], None]
-"""`replace(actor, reason)` has an actor ended and another one started (`Connections.replace`)."""
+"""`replace(actor, reason)` ends an actor and has another one started (`Connections.replace`)."""
 
 
 def carry_out(parts: Components, decisions: Iterable[Decision], replace: Replace) -> None:
-    """Carry out these decisions, in their order."""
+    """Carry out these decisions in order."""
     for decision in decisions:
         match decision:
             case ReplaceActor(name, reason):

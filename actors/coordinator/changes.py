@@ -14,7 +14,8 @@ logger = logging.getLogger(__name__)
 
 
 class Changes:
-    """Wakes the one task that waits for something to happen. Many changes before a wait are one."""
+    """Wakes the one task that waits for something to happen. Many changes before a wait count as
+    one."""
 
     def __init__(self, waits: Waits, clock: RunClock, stall_s: float) -> None:
         """`stall_s` is more than the seconds between two ticks (watchdog.py), each of which is a

@@ -20,7 +20,7 @@ from asyncrl.explain.conditions.disks import HOLDS
 from asyncrl.messages import Save, Saved
 
 RETRIES = 10
-"""Times that a checkpoint is tried again before the run ends: each costs the time of one."""
+"""Retries of a checkpoint before the run ends; each costs the time of one."""
 
 
 class Checkpointing:
@@ -30,7 +30,7 @@ class Checkpointing:
         self, store: EventStore, trainer: TrainerCommands, version: int, patience_s: float
     ) -> None:
         """`version` is the one that the trainer started from. The run waits `patience_s` seconds
-        for a disk that takes no checkpoint."""
+        for a disk to which no checkpoint can be written."""
         self._store = store
         self._patience_s = patience_s
         self._trainer = trainer
@@ -40,19 +40,20 @@ class Checkpointing:
         self._models = False  # with the models for use elsewhere
         self._alone = False  # these were requested alone, and are not answered
         self.left: int | None = None
-        """The version of which the models for use elsewhere are written; None: there are none."""
+        """The version whose models for use elsewhere are written; None: there are none."""
         self._event = 0  # the number of the event of the last complete one
         # the last version whose checkpoint was not written, and why
         self._unwritten = version, ""
         self.unwritten = 0
-        """Checkpoints in a row that were not written, up to the last one."""
+        """Failed checkpoints in a row, up to the last one."""
         self.unwritten_why = ""
-        """The reason for which the last of them was not."""
+        """The reason why the last of them failed."""
         self._answered = self._held = 0.0  # when the last one was answered, and held work back
 
     @property
     def under_way(self) -> int | None:
-        """The version whose checkpoint was requested and not answered yet; None: there is none."""
+        """The version whose checkpoint was requested and is not answered yet; None: there is
+        none."""
         return None if self._asked == self.saved and not self._alone else self._asked
 
     def unsaved(self, version: int) -> str:
@@ -63,11 +64,11 @@ class Checkpointing:
 
     @property
     def holds(self) -> bool:
-        """True if nothing new may be admitted, because the disk takes no checkpoint."""
+        """True if nothing new may be admitted, because checkpoints cannot be written."""
         return self.unwritten >= HOLDS
 
     def due_again(self, now: float) -> bool:
-        """True if it is time to try once more if the disk takes a checkpoint."""
+        """True if it is time to retry the checkpoint."""
         return (
             self.holds
             and self.under_way is None
@@ -75,7 +76,7 @@ class Checkpointing:
         )
 
     def given_up(self, now: float) -> bool:
-        """True if the disk has taken no checkpoint for so long that the run ends."""
+        """True if no checkpoint could be written for so long that the run ends."""
         return self.holds and self.under_way is None and now >= self._held + self._patience_s
 
     def save(self, version: int, last: bool) -> bool:
@@ -99,9 +100,9 @@ class Checkpointing:
         return True
 
     def on_saved(self, message: Saved, now: float) -> None:
-        """Handle a checkpoint that is complete, or could not be written, at `now` (seconds of the
-        run's clock). If it is complete, the journal may drop all before its predecessor. Raises
-        ImpossibleEvent for one that was not requested."""
+        """Handle a checkpoint that is complete or could not be written, at `now` (seconds of the
+        run's clock). If it is complete, the journal may drop everything before its predecessor.
+        Raises ImpossibleEvent for one that was not requested."""
         if message.version != self.under_way:
             raise ImpossibleEvent(f"a checkpoint of version {message.version} was not requested")
         alone, self._alone = self._alone, False

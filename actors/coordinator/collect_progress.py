@@ -1,4 +1,4 @@
-"""Collects the long tasks of this moment. It only reads."""
+"""Collects the long tasks that are running now. It only reads."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def under_way(parts: Components) -> Iterator[Found]:
         return
     if stepping.redoing:
         begun, last = stepping.began_with, parts.store.experience.closed
-        what = f"making the steps since checkpoint {begun} again"
+        what = f"redoing the steps since checkpoint {begun}"
         yield Found("redoing", what, stepping.version - begun, max(1, last - begun))
     elif lifecycle.phase is Phase.READY:
-        yield Found("publishing", f"giving version {stepping.version} to every engine")
+        yield Found("publishing", f"publishing version {stepping.version} to every engine")
     if (version := parts.evaluation.running) is not None:
         answered, asked = parts.evaluation.answered
         averaged = parts.config.evaluation.weights == "ema"

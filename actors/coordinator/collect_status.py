@@ -31,7 +31,7 @@ from asyncrl.explain.summary import ForeignTotals, RolloutTotals, TokenTotals
 from asyncrl.messages import Report, Role, StatusUpdate
 
 TOLD = 8
-"""Attempts after which it is shown that all have failed."""
+"""Failed attempts after which it is shown that none has succeeded."""
 
 
 def collect_status(parts: Components) -> RunStatus:
@@ -236,7 +236,7 @@ def collect_update(parts: Components) -> StatusUpdate:
 
 
 def _common_failures(parts: Components) -> Iterator[str]:
-    """The reasons for which nothing has succeeded so far, once several attempts have failed."""
+    """The reasons why nothing has succeeded so far, once several attempts have failed."""
     for what, failures in (
         ("requests fail", parts.chunks.failures),
         ("agents fail", parts.playing.failures),
@@ -248,7 +248,7 @@ def _common_failures(parts: Components) -> Iterator[str]:
 
 
 def _phase(parts: Components) -> tuple[str, str]:
-    """The activity of the run in a word, and what it waits for if that may take long."""
+    """The activity of the run in a word, and what it waits for if that can take long."""
     stepping = parts.stepping
     match parts.lifecycle.phase:
         case Phase.INIT:

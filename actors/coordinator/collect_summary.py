@@ -49,7 +49,7 @@ def collect_summary(parts: Components, ok: bool, reason: str) -> summary.Summary
 
 
 def judged_answers(answers: CommonFailure, most: int = REASONS) -> summary.JudgedAnswers:
-    """The counts of answers, with the `most` frequent reasons alone."""
+    """The counts of answers, with only the `most` frequent reasons."""
     reasons = dict(islice(answers.counts.items(), most))
     return summary.JudgedAnswers(answers.attempts, answers.failed, reasons)
 

@@ -1,5 +1,5 @@
-"""Failures of answers, episodes or requests, counted by reason; and the one reason, if there is
-one, for which all have failed so far. Pure: it gets the time.
+"""Failures of answers, episodes or requests, counted by reason, and the common reason, if there is
+one, why all have failed so far. Pure: it is given the time.
 
 Invariant: after one success, or with reasons of which none has MOST of the failures, nothing here
 ends a run. Else a run is over when more attempts cannot be expected to do better
@@ -20,20 +20,20 @@ from typing import NamedTuple
 from asyncrl.runtime.reasons import cause_of, same
 
 OUTSIDE_S = 300.0
-"""Seconds for which something outside of the run may be away."""
+"""Seconds for which something outside the run may be unavailable."""
 MOST = 0.9
-"""Share of the failures that the common reason has at least."""
+"""The smallest share of the failures that a common reason has."""
 LOOK_S = 5.0
-"""Seconds between two groups that look whether it is back."""
+"""Seconds between groups that test whether it is back."""
 GROUPS = 3
 """Groups whose attempts must have failed: one prompt may be at fault."""
 KINDS = 64
-"""Reasons that are told apart; further ones are counted together."""
+"""Reasons that are counted separately; further ones are counted together."""
 OTHERS = "other reasons"
 OFTEN = (1, 10, 100, 1000, 10_000, 100_000)
 """Counts of a reason at which it is logged."""
 BURST, LOG_S = 8, 30.0
-"""Lines that are logged at any rate, and the seconds between two later ones."""
+"""Lines that are logged without delay, and the seconds between later ones."""
 
 
 class FailureLimits(NamedTuple):
@@ -46,7 +46,7 @@ class FailureLimits(NamedTuple):
 
 ANSWERS = FailureLimits(program=16, data=128, data_s=0.0)
 EPISODES = FailureLimits(program=8, data=14, data_s=60.0)
-"""Agents that fail one after another begin rarely (`agent_failures.py`)."""
+"""Limits for agents, which begin rarely while all fail (`agent_failures.py`)."""
 REQUESTS = FailureLimits(program=16, data=16, data_s=0.0)
 
 
@@ -113,8 +113,8 @@ class CommonFailure:
         return True
 
     def common(self) -> Reason | None:
-        """The reason for which all attempts have failed, or nearly all; None if one succeeded, or
-        there is no such reason."""
+        """The reason why all attempts, or nearly all, have failed; None if one succeeded, or there
+        is no such reason."""
         if self._succeeded_before or self.succeeded or not self.failed:
             return None
         reason = max(self._reasons.values(), key=lambda reason: reason.times)
@@ -136,15 +136,15 @@ class CommonFailure:
                 return reason if enough else None
 
     def may_pass(self, now: float) -> bool:
-        """True while all attempts fail for a reason outside of the run, which may pass."""
+        """True while all attempts fail for a reason outside the run, which may pass."""
         reason = self.common()
         outside = reason is not None and cause_of(reason.text) == "outside"
         return outside and now - self._since < OUTSIDE_S
 
     def paced(self, groups: int, now: float, most: int) -> int:
-        """The groups that may start now, of so many. While all fail for a reason that may pass, one
-        starts every few seconds: generation would be wasted, and `most` groups without a signal end
-        a run."""
+        """The number of these groups that may start now. While all fail for a reason that may pass,
+        one starts every few seconds, because generation would be wasted, and `most` groups without
+        a signal end a run."""
         if self.failed < self._limits.program or not self.may_pass(now):
             return groups
         if groups <= 0 or now < self._next:

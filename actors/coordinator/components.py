@@ -109,8 +109,8 @@ class Components:
 
 
 class Observers(NamedTuple):
-    """Observers of a run: its metrics, its counts for people, and its curve. `journal_status()`
-    gives the state of the journal; the watchdog calls `stalled(run_status)` when it ends the run.
+    """Observers of a run: its metrics, its displayed counts and its curve. `journal_status()` gives
+    the state of the journal; the watchdog calls `stalled(run_status)` when it ends the run.
     """
 
     metrics: Metrics

@@ -113,7 +113,7 @@ logger = logging.getLogger(__name__)
 
 
 class Connections:
-    """Handles messages, and takes back the work of actors that are gone."""
+    """Handles messages, and takes back the work of lost actors."""
 
     def __init__(self, parts: Components) -> None:
         self._parts = parts
@@ -123,7 +123,7 @@ class Connections:
         peer misbehaves."""
         peer = Peer(await first_message(link, Hello), link)
         if peer.name not in self._parts.lifecycle.expected:
-            raise LinkError("malformed", f"{peer.name} is none of this run's actors")
+            raise LinkError("malformed", f"{peer.name} is not an actor of this run")
         await self.converse(peer)
 
     async def converse(self, peer: Peer) -> None:
@@ -153,7 +153,7 @@ class Connections:
             self._lost(peer)
 
     def replace(self, name: str, reason: str) -> None:
-        """Cut an actor off, take back its work, and have the launcher end it and start another."""
+        """Disconnect an actor, take back its work, and have the launcher replace it."""
         peer = self._parts.roster.get(name)
         if peer is None or peer.scope.cancel_called:
             return
@@ -164,7 +164,7 @@ class Connections:
             launcher.send(Replace(peer.role, peer.index, peer.incarnation, reason))
 
     def dismiss(self) -> None:
-        """Dismiss draining engines that hold nothing any more, each as soon as no publication waits
+        """Dismiss draining engines that hold no more rollouts, each as soon as no publication waits
         for it."""
         for engine in self._parts.engines.drained:
             if not self._parts.publishing.involves(engine.peer.index):
@@ -196,7 +196,7 @@ class Connections:
             self.replace(peer.name, f"it sent what cannot be: {refused}")
 
     def _is_trainer(self, peer: Peer, message: Message) -> bool:
-        """True if the peer may speak as the trainer of this run: the one that was ready first."""
+        """True if the peer is the trainer of this run: the one that was ready first."""
         stepping = self._parts.stepping
         if stepping is None:
             return isinstance(message, TrainerReady | Report | Drained)
@@ -297,14 +297,14 @@ class Connections:
     # ------------------------------------------------------------------------- those that are gone
 
     def _drain(self, peer: Peer) -> None:
-        """Drain a rollout actor that was told to end: take back what it holds, with every token,
-        and give it no more work."""
+        """Drain a rollout actor that was told to end: take back its rollouts, with every token, and
+        give it no more work."""
         parts = self._parts
         engine = parts.engines.get(peer.name)
         if engine is None or engine.peer is not peer:
             peer.send(Drain())  # it was never ready, so it has nothing
             return
-        logger.info("%s was told to end, and gives back what it holds", peer.name)
+        logger.info("%s was told to end, and returns its rollouts", peer.name)
         parts.engines.drain(engine)
         parts.publishing.drain(peer.index)
         parts.reclaiming.drain(engine)
@@ -340,7 +340,7 @@ class Connections:
 
     def _exited(self, message: Exited) -> None:
         """Handle the end of a process. The run continues without a rollout actor that is not
-        restarted, as long as another one is left."""
+        restarted, if another one is left."""
         parts, name = self._parts, f"{message.role}-{message.index}"
         if message.restarting:
             parts.statistics.restarts[message.role] += 1
@@ -352,7 +352,7 @@ class Connections:
             why = f"{describe_exit(message.code)}, and {spent}{said}"
             parts.lifecycle.remove(name, why, parts.clock.now())
             if parts.lifecycle.rollout_actors:
-                logger.warning("the run goes on without %s, which %s", name, why)
+                logger.warning("the run continues without %s, which %s", name, why)
                 parts.metrics.removed(message.role)
                 return
         heals: Healable | None = (

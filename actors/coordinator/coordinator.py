@@ -118,7 +118,7 @@ class Coordinator:
         return outcome
 
     def _pump(self) -> None:
-        """Do everything that is due."""
+        """Do all that is due."""
         parts, stepping = self.parts, self.parts.stepping
         self._connections.dismiss()
         if stepping is None or parts.lifecycle.phase is Phase.INIT:
@@ -142,7 +142,7 @@ class Coordinator:
         self._publish(stepping)
 
     def _generate(self, stepping: Stepping) -> None:
-        """Keep engines at work on training rollouts, or let them rest."""
+        """Keep engines busy with training rollouts, or let them rest."""
         games = self.parts.games
         plays = games is None or not games.guest
         if stepping.takes_more and not stepping.resting(self.parts.publishing.committed):
@@ -173,12 +173,12 @@ class Coordinator:
         carry_out(self.parts, decisions, self._connections.replace)
 
     async def give_up(self, launcher: Link) -> Outcome | None:
-        """The outcome of a run whose journal has given up its disk; None where it has not. The
-        launcher hears it first, because nothing that is written about it may find room."""
+        """The outcome of a run whose journal has given up on its disk; None if it has not. The
+        launcher is told first, because the disk may have no room to write about it."""
         if not (why := self.parts.journal_status().given_up):
             return None
         if (run := self.parts.config.run.dir) not in why:
-            why = f"the disk of {run} takes nothing: {why}"
+            why = f"nothing can be written to the disk of {run}: {why}"
         outcome = Outcome(False, why)
         goodbye = trio.CancelScope(deadline=trio.current_time() + GOODBYE_S, shield=True)
         with goodbye, suppress(LinkError, EndOfStream):
@@ -188,7 +188,7 @@ class Coordinator:
         return outcome
 
     async def say_goodbye(self, outcome: Outcome) -> None:
-        """Tell the launcher that the summary is written, and wait until it has hung up."""
+        """Tell the launcher that the summary is written, and wait until it hangs up."""
         parts = self.parts
         for launcher in parts.roster.of("launcher"):
             launcher.send(RunFinished(*outcome))

@@ -43,13 +43,13 @@ class LeaseAnswers(msgspec.Struct, frozen=True):
 
 
 class EvaluationDropped(msgspec.Struct, frozen=True):
-    """No engine has the version any more that was evaluated."""
+    """No engine still has the version that was evaluated."""
 
 
 class Evaluated(msgspec.Struct, frozen=True):
     """Every held-out answer of `version` is judged: its greedy accuracy, from 0 to 1 (None if no
-    answer has a verdict), and what sampled answers and single tasks say. Of `prompts` held-out ones
-    `asked` were answered."""
+    answer has a verdict), and the figures of sampled answers and single tasks. `asked` of the
+    `prompts` held-out prompts were answered."""
 
     version: int
     accuracy: float | None
@@ -61,4 +61,4 @@ class Evaluated(msgspec.Struct, frozen=True):
 Decision = (
     ReplaceActor | EndRun | VersionServed | LoanEnded | LeaseAnswers | EvaluationDropped | Evaluated
 )
-"""Something that is due outside of the part that decides it."""
+"""An action that is due outside the part that decides it."""

@@ -1,5 +1,5 @@
-"""Looks at the disk of a run: whether it takes checkpoints and the journal, and how long the run
-waits for it. Invariant: what the disk does not take is said at once, and bounds the work at stake.
+"""Watches the disk of a run: whether checkpoints and the journal can be written, and how long the
+run waits for it. Invariant: a failed write is reported at once, and bounds the work at stake.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from asyncrl.explain.conditions.disks import RESUMES
 
 
 def look_outside(parts: Components) -> None:
-    """Raise the alarms of the disk, of the judge, and of what came of the last rollouts, or end
-    them."""
+    """Raise or end the alarms of the disk, of the judge and of the last rollouts' outcomes."""
     unwritten, why = unwritten_checkpoints(parts)
     facts = RunFacts(
         unwritten=unwritten,
@@ -26,7 +25,7 @@ def look_outside(parts: Components) -> None:
 
 
 def unwritten_checkpoints(parts: Components) -> tuple[int, str]:
-    """The number of checkpoints in a row that were not written, and the reason of the last."""
+    """The number of failed checkpoints in a row, and the reason for the last."""
     if parts.stepping is None:
         return 0, ""
     checkpoints = parts.stepping.checkpoints
@@ -34,8 +33,8 @@ def unwritten_checkpoints(parts: Components) -> tuple[int, str]:
 
 
 def given_up(parts: Components, now: float) -> str:
-    """The sentence with which a run ends whose disk has taken no checkpoint for too long; empty as
-    long as it goes on."""
+    """The sentence with which a run ends if no checkpoint could be written for too long; empty
+    while it continues."""
     if parts.stepping is None or not parts.stepping.checkpoints.given_up(now):
         return ""
     unwritten, why = unwritten_checkpoints(parts)

@@ -1,6 +1,6 @@
-"""Eligibility of finished work: which can be trained, and the reason why the rest is dropped.
-Invariant: a token over `max_lag` enters a loss only where `on_stale` is `train`, and finished work
-that cannot be trained is dropped under its reason.
+"""Eligibility of finished work: what can be trained, and why the rest is dropped. Invariant: a
+token over `max_lag` enters a loss only where `on_stale` is `train`, and finished work that cannot
+be trained is dropped under its reason.
 
     no_verdict       a rollout that the verifier could not judge
     k_min            a group with fewer than `k_min` verdicts; a rollout of a complete group with
@@ -46,8 +46,8 @@ class Eligibility:
     """Check of finished work, and record of dropped work.
 
     `filtered` counts the units without a signal since the last one that was taken. `responses` are
-    of the work that was checked since the last step, whether it was trained or not; `by_task` are
-    those of each of several tasks.
+    sums over the work that was checked since the last step, trained or not; `by_task` has them for
+    each of several tasks.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Eligibility:
         config: Config,
         label: Callable[[int], str] = lambda prompt_index: "",
     ) -> None:
-        """`label(prompt_index)` names a prompt's task, where there are several."""
+        """`label(prompt_index)` names a prompt's task if there are several."""
         self._store = store
         self._label = label
         self._config = config
@@ -75,7 +75,7 @@ class Eligibility:
         self._look([*rollouts, *left_out])
 
     def keep_group(self, group: Group, step: int) -> list[Rollout]:
-        """Return the members of a complete group that `step` trains; none where it can train none,
+        """Return the members of a complete group that `step` trains; none if it can train none,
         which drops the group."""
         rollout, restart = self._config.rollout, self._config.staleness.on_stale == "restart"
         if sum(member.own for member in group.scored) < rollout.k_min:
@@ -130,7 +130,7 @@ class Eligibility:
         self._store.record(event)
 
     def _look(self, rollouts: list[Rollout]) -> None:
-        """Add up what these rollouts are, in all and by task; foreign ones are nobody's here."""
+        """Add these rollouts to the sums, in all and by task, without foreign ones."""
         rollouts = [rollout for rollout in rollouts if rollout.own]
         self.responses = self.responses.merge(ResponseSums.of(rollouts))
         for rollout in rollouts:
@@ -156,8 +156,8 @@ class Eligibility:
             )
 
     def _differ(self, group: Group, chosen: list[Rollout]) -> bool:
-        """Return True if the rewards of the chosen members that advantages compare differ, or these
-        are all members: then the filter has looked at them."""
+        """Return True if the chosen members that advantages compare have different rewards, or are
+        all members, which the filter has checked."""
         facts = group.facts_of(chosen)
         if len(facts.rewards) == len(group.rewards):
             return True
@@ -166,9 +166,9 @@ class Eligibility:
         return any(min(column) != max(column) for column in columns)
 
     def _chosen(self, group: Group) -> list[Rollout]:
-        """The members that are trained, as `train.keep` chooses them. A group is asked about once
-        in a life, and its draws depend on the seed and on its place in the data: so whenever it is
-        asked again, the choice is the same. Raises StrategyError for one that is none."""
+        """The members that are trained, as `train.keep` chooses them. The rule is asked once about
+        a group in each life, and its draws depend on the seed and the group's place in the data, so
+        a later life gets the same choice. Raises StrategyError for an invalid choice."""
         scored = group.scored
         if isinstance(self._keep, KeepAll):
             return scored
@@ -214,9 +214,9 @@ class Eligibility:
 
 
 def baseline(group: Group, rollout: Rollout, config: Config) -> float:
-    """Return the baseline of a rollout that is trained alone: the mean of the first `k_min` judged
-    of the others, and of earlier visits to the prompt. It does not depend on the rollout itself
-    (`asyncrl.algorithms.advantages.baseline`)."""
+    """Return the baseline of a rollout that is trained alone: the mean over the first `k_min`
+    judged of the others and over earlier visits to the prompt. It does not depend on the rollout
+    itself (`asyncrl.algorithms.advantages.baseline`)."""
     return shrunk(
         group.others(rollout), config.rollout.k_min, Prior(*group.prior), config.train.prior_visits
     )

@@ -1,4 +1,4 @@
-"""The reasons for which a run ends by itself."""
+"""The reasons why a run ends by itself."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from asyncrl.explain.conditions.waste import EASIER
 def ending(parts: Components) -> Outcome | None:
     """The outcome of a run that is over; None if it continues.
 
-    It is over when a part has ended it, when no more can be learned and undone steps are redone,
-    when the last checkpoint cannot be written, or when every step is taken, saved, published and
-    evaluated.
+    It is over when a part has ended it, when nothing more can be learned and undone steps are
+    redone, when the last checkpoint cannot be written, or when every step is taken, saved,
+    published and evaluated.
     """
     stepping = parts.stepping
     if parts.outcome is not None or stepping is None:
@@ -66,24 +66,24 @@ def _nothing_to_learn(parts: Components, stepping: Stepping) -> str:
 
 
 _OF_VERIFIERS = (
-    "correct the verifier (task.verifier), or what it needs; one that cannot read an answer must "
-    "return 0.0 for it"
+    "correct the verifier (task.verifier), or provide what it needs; a verifier that cannot "
+    "read an answer must return 0.0 for it"
 )
 
 
 def _nothing_succeeds(parts: Components, now: float) -> str:
-    """The reason for which every request, episode or answer so far has failed, and those to come
-    will; empty if there is none."""
+    """The reason why every request, episode or answer so far has failed, and later ones will; empty
+    if there is none."""
     for failures, all_of_them, remedy in (
         (
             parts.chunks.failures,
-            "engines refused, or failed at, all of the first {} requests",
-            "look at the model, its tokenizer and the engine's settings",
+            "engines refused or failed all of the first {} requests",
+            "check the model, its tokenizer and the engine's settings",
         ),
         (
             parts.playing.failures,
             "all of the first {} attempts of agents failed",
-            "correct the agent (agent.run), or what it needs",
+            "correct the agent (agent.run), or provide what it needs",
         ),
         (
             parts.scoring.failures,
@@ -101,14 +101,15 @@ def _all_failed(reason: Reason, what: str, remedy: str) -> str:
 
 
 def _complaint(answers: CommonFailure) -> str:
-    """Words for the most frequent reason of no verdict; empty if all answers got one."""
+    """A sentence part with the most frequent reason why answers got no verdict; empty if all got
+    one."""
     for reason, count in answers.counts.items():
         return f" ({answers.failed} answers without a verdict, {count} of them: {reason})"
     return ""
 
 
 def _unfit(parts: Components) -> str:
-    """Words for prompts that cannot be answered, and what to do."""
+    """A sentence part about prompts that cannot be answered, and what to do."""
     if parts.admission.misfit == "prompt_too_long":
         return (
             "left no room for an answer of rollout.max_new_tokens in engine.context_tokens = "
@@ -118,11 +119,11 @@ def _unfit(parts: Components) -> str:
         return f"had images without room: {parts.admission.unreadable}, and resume"
     if parts.admission.misfit == "prompt_unreadable":
         return (
-            f"could not be read, the last one for this reason: {parts.admission.unreadable}; look "
-            "at the task and the chat template"
+            f"could not be read; the reason for the last one: {parts.admission.unreadable}; "
+            "check the task and the chat template"
         )
     return (
-        f"could not be answered ({parts.admission.misfit}): look at task.template and at the "
+        f"could not be answered ({parts.admission.misfit}): check task.template and the "
         "model's tokenizer"
     )
 

@@ -23,8 +23,8 @@ round trip."""
 
 SPLITS: tuple[Split, Split] = ("train", "evaluation")
 Service = tuple[Split, int | None]
-"""The work that an engine can do: `(split, None)` samples with whatever weights are current;
-`(split, version)` with those of one version."""
+"""The work that an engine can do: `(split, None)` samples with the current weights; `(split,
+version)` with those of one version."""
 
 
 @dataclass(eq=False)
@@ -36,9 +36,9 @@ class EngineHandle:
     version: int | None = None
     """The version that it decodes with; None before it has weights."""
     committing: bool = False
-    """True from when it was told to serve another version until it confirms that it does."""
+    """True from the order to serve another version until the engine confirms it."""
     draining: bool = False
-    """True from when its process was told to end: it gets no more work."""
+    """True once its process was told to end: it gets no more work."""
     closed: bool = False
     """True while the trainer uses its lent devices: it gets no work."""
     kept: set[int] = field(default_factory=set)
@@ -54,7 +54,7 @@ class EngineHandle:
 
     @property
     def services(self) -> list[Service]:
-        """The services that it gives; none before it has weights, nor while it is draining or
+        """The services that it offers; none before it has weights, nor while it is draining or
         closed.
 
         While it is committing, it may still sample under the version before, so it gives no service
@@ -84,7 +84,7 @@ class EnginePool:
         self.held: Counter[Split] = Counter()
         """Rollouts that are with engines."""
         self.slots = 0
-        """Rollouts that engines decode at a time; those that are draining or closed begin none."""
+        """Rollouts that engines decode at a time; draining or closed ones count as none."""
 
     def add(self, engine: EngineHandle) -> None:
         """Add a new engine without weights. It replaces one of its name."""
@@ -125,7 +125,7 @@ class EnginePool:
 
     @property
     def drained(self) -> list[EngineHandle]:
-        """The draining engines that hold nothing any more."""
+        """The draining engines that hold no more rollouts."""
         return [e for e in self._draining.values() if not any(e.held.values())]
 
     def get(self, name: str) -> EngineHandle | None:
@@ -211,9 +211,9 @@ class EnginePool:
         )
 
     def roomiest(self, split: Split, version: int | None, but: str = "") -> EngineHandle:
-        """Find the engine with the most room among those that give this service, of which there
-        must be one. Among equals it is the one that has had that much room for longest. The engine
-        named `but` is taken only if no other has room."""
+        """Find the engine with the most room among those that offer this service (at least one
+        must). Among equals it is the one that has had that room for longest. The engine named `but`
+        is chosen only if no other has room."""
         by_room = self._serving[split, version]
         for room in sorted(by_room, reverse=True) if but else ():
             others = (engine for name, engine in by_room[room].items() if name != but)
@@ -260,5 +260,5 @@ class EnginePool:
 
 
 def _slots(engine: EngineHandle) -> int:
-    """Rollouts that an engine decodes at a time, if it begins any."""
+    """Rollouts that an engine decodes at a time; 0 if it begins none."""
     return 0 if engine.draining or engine.closed else engine.slots

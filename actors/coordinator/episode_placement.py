@@ -109,7 +109,7 @@ class EpisodePlacement:
 
     @property
     def waits(self) -> list[Wait]:
-        """The waits of agents actors that fail, until another episode begins."""
+        """The waits of failing agents actors until another episode begins."""
         now = self._clock.now()
         return [
             Wait("agents that fail", name, now - failures.since, failures.until - failures.since)

@@ -1,4 +1,4 @@
-"""Measures held-out accuracy, beside training: of a greedy answer to each prompt, and of sampled
+"""Measures held-out accuracy during training: of a greedy answer to each prompt, and of sampled
 ones if set.
 
 Invariant: every answer of one evaluation was sampled under one version, or is counted as mixed.
@@ -89,11 +89,11 @@ class Evaluation:
         self._right: dict[int, int] = {}  # sampled answers that are correct, by prompt
         self._open = self._asked = 0  # groups whose answers are not judged, and all
         self.accuracy = dict(known)
-        """Share of correct answers among the prompts that were asked, 0 to 1, by version; None if
-        no answer has a verdict."""
+        """Share of correct answers (0 to 1) to the prompts that were asked, by version; None if no
+        answer has a verdict."""
         self.figures: dict[int, Figures] = {}
-        """Figures of sampled answers and of each task, by version; none where nothing was sampled
-        of one task."""
+        """Figures of sampled answers and of each task, by version; none if there is one task and
+        nothing was sampled."""
 
     @property
     def answered(self) -> tuple[int, int]:

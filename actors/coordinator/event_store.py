@@ -36,7 +36,7 @@ class EventLog(Protocol):
         ...
 
     def compact(self, version: int) -> None:
-        """Drop all before the state kept for `version`."""
+        """Drop everything before the state kept for `version`."""
         ...
 
     async def room(self) -> None:

@@ -41,8 +41,8 @@ class Forking:
             self._extended.add(call.id)
 
     def decide(self) -> None:
-        """Ask about each rollout that is due, and fork those of which the rule says so. Raises
-        StrategyError for an answer that is none."""
+        """Ask about each rollout that is due, and fork those that the rule chooses. Raises
+        StrategyError for an invalid answer."""
         experience = self._store.experience
         due = self._extended.union(rollout.id for rollout in experience.unsettled())
         self._extended = set()
@@ -84,6 +84,6 @@ class Forking:
 
 
 def _last_place(group: Group, rollout: Rollout) -> int:
-    """The last place where a rollout has forked, or where it began as a fork; 0 for neither."""
+    """The last place where a rollout forked or began as a fork; 0 for neither."""
     forks = [member.shared_tokens for member in group.members if member.parent == rollout.id]
     return max(forks, default=rollout.shared_tokens)

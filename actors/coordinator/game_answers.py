@@ -54,7 +54,7 @@ class Games:
                 self._asked.set()
 
     def lose(self, peer: Peer) -> None:
-        """Forget what an agents actor that is gone has asked."""
+        """Forget the requests of an agents actor that is gone."""
         self._sought = {asked: key for asked, key in self._sought.items() if asked[0] is not peer}
         self._unkept = [unkept for unkept in self._unkept if unkept.peer is not peer]
 
@@ -72,7 +72,7 @@ class Games:
                 peer.send(NoSeat(ticket, found))
 
     async def keep(self) -> None:
-        """Tell what is kept, until cancelled."""
+        """Report what is on disk, until cancelled."""
         while True:
             await self._asked.wait()
             await self._store.log.flush()

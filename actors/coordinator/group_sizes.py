@@ -35,8 +35,8 @@ class GroupSizes:
         return self.most if self._growing is not None else 0
 
     def first(self, prompt_index: int) -> int:
-        """Rollouts that the next group of a prompt has at first. Raises StrategyError for a number
-        that is none, or beyond `most`."""
+        """Rollouts with which the next group of a prompt starts. Raises StrategyError for an
+        invalid number, or one beyond `most`."""
         with blamed("sizing", self._name):
             size = self._rule.size(self._store.experience.history, prompt_index)
         if not self._may_be(size, 1):
@@ -48,8 +48,8 @@ class GroupSizes:
         return size
 
     def decide(self) -> None:
-        """Say of each group whose members are all judged or buried whether it grows. Raises
-        StrategyError for a number that is none, below its present size, or beyond `most`."""
+        """Decide for each group whose members are all judged or buried whether it grows. Raises
+        StrategyError for an invalid number, or one below its present size or beyond `most`."""
         experience = self._store.experience
         for group in experience.undecided():
             size = self._grown(group)

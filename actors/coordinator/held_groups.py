@@ -22,12 +22,12 @@ class HeldGroups:
         self._ended = 0
 
     def hold(self, rollout: Rollout) -> None:
-        """Hold a rollout that was sealed."""
+        """Hold a sealed rollout."""
         self._held.add(rollout.group)
         self._looked_for[rollout.group] = None
 
     def settled(self, rollout: Rollout) -> None:
-        """Note that a rollout has got its verdict in another way: its group may wait for no other
+        """Note that a rollout got its verdict in another way: its group may be waiting for no other
         one."""
         if rollout.group in self._held:
             self._looked_for[rollout.group] = None

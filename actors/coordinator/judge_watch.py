@@ -10,9 +10,9 @@ from collections import Counter, deque
 LAST = 32
 """Verdicts that are looked at."""
 LEAST = 4
-"""Verdicts of which some are known."""
+"""The fewest verdicts for a share."""
 KIND = "judge "
-"""Start of the reasons of answers to which a judge gave no verdict."""
+"""Prefix of the reasons why a judge gave no verdict."""
 
 
 class JudgeWatch:
@@ -29,7 +29,7 @@ class JudgeWatch:
         self._last = deque[str](maxlen=LAST)
 
     def note(self, reason: str) -> None:
-        """Note a verdict: the reason that there is none, or an empty text."""
+        """Note a verdict: the reason why there is none, or an empty text."""
         self._last.append(reason if reason.startswith(KIND) else "")
 
     @property

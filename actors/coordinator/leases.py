@@ -25,7 +25,7 @@ import msgspec
 WINDOW = 1000
 """Ended leases that are remembered."""
 ENOUGH = 100
-"""Ended leases from which a percentile has a meaning: five of them are beyond it."""
+"""The fewest ended leases for a meaningful percentile: five of them are beyond it."""
 MULTIPLE = 4.0
 FLOOR_S = 30.0
 """A publication, a compiled kernel or a busy machine may delay any engine for seconds."""

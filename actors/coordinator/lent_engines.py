@@ -39,14 +39,14 @@ class LoanTimes:
             self.first = min((at for at in times if at > self.began), default=None)
 
     def given_back(self, now: float) -> Loan:
-        """The loan, which has ended, and of which all is given back by `now`."""
+        """The loan, which has ended and is completely returned by `now`."""
         assert self.ended is not None
         first = self.ended if self.first is None else self.first
         return Loan(first - self.began, self.ended - first, now - self.ended)
 
 
 class LentEngines:
-    """The engines that are lent, of which a run may have none."""
+    """The engines that are lent; a run may have none."""
 
     def __init__(
         self,
@@ -143,5 +143,5 @@ class LentEngines:
 
 
 def _able(lent: list[EngineHandle]) -> bool:
-    """True if any of these has weights, and was not told to end."""
+    """True if any of these has weights and was not told to end."""
     return any(engine.version is not None and not engine.draining for engine in lent)

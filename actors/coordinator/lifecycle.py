@@ -64,8 +64,8 @@ class Outcome(NamedTuple):
 
 
 class OverduePhase(NamedTuple):
-    """A phase has lasted too long. `missing` names the actors that never came. It is empty if all
-    came, and nothing happened any more."""
+    """A phase has lasted too long. `missing` names the actors that never connected; empty if all
+    did, and nothing happened afterwards."""
 
     phase: Phase
     missing: tuple[str, ...]
@@ -134,7 +134,7 @@ class Lifecycle:
         self._enter(Phase.DRAIN, now)
 
     def drained(self, now: float) -> None:
-        """End the drain: nothing is under way any more. Raises ValueError if the run was not
+        """End the drain: nothing is left under way. Raises ValueError if the run was not
         draining."""
         if self.phase is not Phase.DRAIN:
             raise ValueError(f"a run stops after its drain, not after {self.phase.value}")

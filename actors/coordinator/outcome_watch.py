@@ -1,4 +1,5 @@
-"""Watches what comes of answers, groups, agents' calls and attempts. Pure: it hears of each event.
+"""Watches the outcomes of answers, groups, agents' calls and attempts. Pure: it is told of each
+event.
 
 Invariant: it holds the last LAST of each kind, however long the run is.
 """
@@ -20,7 +21,7 @@ LAST = 256
 TOOLS = 64
 """Characters of a tool's name."""
 NOT_FILTERED = frozenset({"stale", "no_verdict", "k_min", "truncated", "not_chosen"})
-"""Reasons for which a judged rollout or group is dropped that no filter gave."""
+"""Reasons other than a filter's why a judged rollout or group is dropped."""
 
 Fate = Literal["taken", "too_easy", "too_hard", "equal"]
 
@@ -130,7 +131,7 @@ _NOTES: dict[type, Callable[[OutcomeWatch, Any, ExperienceState], None]] = {
 
 
 def _put(last: dict[int, Any], number: int, value: Any) -> None:
-    """Note what came of a number first, and forget the oldest of too many."""
+    """Note a number's first outcome, and forget the oldest ones beyond the limit."""
     last.setdefault(number, value)
     if len(last) > LAST:
         del last[next(iter(last))]

@@ -1,6 +1,6 @@
-"""Alarms of what lies outside of a step: the disk, the judge, and what came of the last rollouts.
-Invariant: an alarm is logged when it begins and each time that it says something else, and once
-more when it is over. One that only counts on keeps its first words.
+"""Alarms from outside a step: the disk, the judge, and the outcomes of the last rollouts.
+Invariant: an alarm is logged when it begins, each time its meaning changes, and once when it is
+over. If only a count changes, it keeps its first text.
 """
 
 from __future__ import annotations
@@ -48,5 +48,5 @@ class OutsideAlarms:
 
 
 def _news(alarm: Finding) -> str:
-    """The text of an alarm in which a change is news."""
+    """The part of an alarm whose change is worth logging."""
     return same(alarm.sentence) if alarm.name in COUNTED else alarm.sentence

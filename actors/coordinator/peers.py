@@ -80,7 +80,7 @@ class LastSeen(NamedTuple):
 
 class Roster:
     """The connected actors, by name. `last_seen` has those whose link ended, `drained` those that
-    said so."""
+    reported it."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         """`changed()` is called when an actor comes, goes, or has room again."""

@@ -48,8 +48,8 @@ class Pinning:
         return call.spans[0].version if call.spans else self._store.experience.version
 
     def bury_if_gone(self, call: Call) -> None:
-        """Bury a rollout for whose version there is no room now, if no engine will have that
-        version again. A new engine gets the committed version or a later one."""
+        """Bury a rollout whose version no engine has room for, if no engine will have that version
+        again. A new engine gets the committed version or a later one."""
         version = self.version_of(call)
         if not self._engines.serves("train", version) and version != self._store.experience.version:
             self._reclaiming.give_up(call, "version_gone")

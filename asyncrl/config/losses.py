@@ -266,35 +266,7 @@ def _advantages(config: Config) -> Contradictions:
             "where whole groups are trained every reward is known: set unit to rollout, or "
             "advantage to rloo",
         )
-    if credit_of(train).by_turn and not (
-        isinstance(advantage, GroupAdvantage) and advantage.by_turn
-    ):
-        yield (
-            ("train.credit", "train.advantage"),
-            f"{train.advantage} cannot compare returns turn by turn without a bias: set "
-            "advantage to rloo or dr_grpo (and unit to group), or credit to episode",
-        )
-    if (credit := credit_of(train)).of_branches and (
-        not config.agent.run or config.agent.max_calls < 2
-    ):
-        yield (
-            ("train.credit", "agent.max_calls" if config.agent.run else "agent.run"),
-            f"{train.credit} is for agents that call twice from one context: "
-            + ("raise max_calls" if config.agent.run else "set agent.run")
-            + ", or credit to episode",
-        )
-    if credit.of_branches and train.branches == "branch":
-        yield (
-            ("train.credit", "train.branches"),
-            f"{train.credit} has added up all that lies below a token, and branch would count the "
-            "token once more for each end: set branches to token",
-        )
-    if train.branches == "branch" and (mean := loss_mean(train)) != "token":
-        yield (
-            ("train.branches", "train.objective" if mean == "rollout" else "train.loss_mean"),
-            "a branch counts whole only in a mean over all tokens: set loss_mean to token, with an "
-            "objective of tokens, or branches to token",
-        )
+    yield from _turns_and_branches(config)
     if train.unit == "rollout" and train.replay_groups:
         yield (
             ("train.unit", "train.replay_groups"),
@@ -312,6 +284,37 @@ def _advantages(config: Config) -> Contradictions:
             "a group's baseline needs the gradient of each of its rollouts, so it must fit in "
             "one micro-batch: raise micro_tokens to "
             f"{size[1] * config.engine.context_tokens}, or choose another advantage",
+        )
+
+
+def _turns_and_branches(config: Config) -> Contradictions:
+    """Contradictions of `train.credit` and `train.branches`."""
+    train = config.train
+    advantage, credit = advantage_of(train), credit_of(train)
+    if credit.by_turn and not (isinstance(advantage, GroupAdvantage) and advantage.by_turn):
+        yield (
+            ("train.credit", "train.advantage"),
+            f"{train.advantage} cannot compare returns turn by turn without a bias: set "
+            "advantage to rloo or dr_grpo (and unit to group), or credit to episode",
+        )
+    if credit.of_branches and (not config.agent.run or config.agent.max_calls < 2):
+        yield (
+            ("train.credit", "agent.max_calls" if config.agent.run else "agent.run"),
+            f"{train.credit} is for agents that call twice from one context: "
+            + ("raise max_calls" if config.agent.run else "set agent.run")
+            + ", or credit to episode",
+        )
+    if credit.of_branches and train.branches == "branch":
+        yield (
+            ("train.credit", "train.branches"),
+            f"{train.credit} has added up all that lies below a token, and branch would count the "
+            "token once more for each end: set branches to token",
+        )
+    if train.branches == "branch" and (mean := loss_mean(train)) != "token":
+        yield (
+            ("train.branches", "train.objective" if mean == "rollout" else "train.loss_mean"),
+            "a branch counts whole only in a mean over all tokens: set loss_mean to token, with an "
+            "objective of tokens, or branches to token",
         )
 
 

@@ -37,9 +37,9 @@ def check_origins(config: Config, run: Path) -> list[Row]:
             continue
         if name in files:
             raise ConfigError(
-                f"{name} is not the file that this run began with, so the prompts that it counts "
-                "as trained are others now: put the file back, or begin a new run from this one's "
-                "model (model.path)."
+                f"{name} is not the file that this run began with, so the prompts that count "
+                "as trained have changed: put the file back, or begin a new run from this "
+                "one's model (model.path)."
             )
         differ = "rewards"
         if name in (config.supervised.path, config.foreign.path):

@@ -70,8 +70,8 @@ def write_first_run(what: str, path: Path, sets: Sequence[str] = ()) -> None:
             file.write(text)
     except FileExistsError:
         raise ConfigError(
-            f"{path}: this exists already, and is left as it is; go to another directory, or move "
-            "it away."
+            f"{path}: this already exists, and is not changed; go to another directory, or "
+            "move it away."
         ) from None
     except OSError as error:
         raise ConfigError(f"{path}: this cannot be written ({error.strerror or error}).") from None

@@ -58,8 +58,8 @@ def check_foreign(config: Config, task: Task) -> list[Row]:
         raise ConfigError(sentence(error)) from None
     if unknown:
         raise ConfigError(
-            f"foreign answers: {unknown} answers a prompt that the task does not train on; take it "
-            "out, or look at task.template and at the held-out prompts."
+            f"foreign answers: {unknown} answers a prompt that the task does not train on; "
+            "remove it, or check task.template and the held-out prompts."
         )
     return [
         Row(
@@ -89,8 +89,9 @@ def _check_shared(config: Config, task: Task) -> None:
         raise ConfigError(f"foreign.path is {_shown(foreign.path)!r}, and {error}.") from None
     if other:
         raise ConfigError(
-            f"{_shown(foreign.path)}/{other}: this group is of another tokenizer than model.path: "
-            "runs that share groups have one tokenizer; name the place of such runs."
+            f"{_shown(foreign.path)}/{other}: this group was made with another tokenizer than "
+            "model.path's: runs that share groups need the same tokenizer; give the folder of "
+            "such runs."
         )
 
 

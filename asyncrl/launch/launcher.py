@@ -91,8 +91,10 @@ NO_THREAD = "can't start new thread"
 SIGNALLED: Mapping[Interrupted, str] = {
     "drains": "Draining: unfinished responses are parked, and the model is saved. A second signal "
     "ends the run at once.",
-    "over": "No process of the run trains any more; what it keeps elsewhere is brought up to date. "
-    "A second signal ends that at once.",
+    "over": (
+        "Training has ended; copies and trackers are being completed. A second signal ends "
+        "that at once."
+    ),
 }
 """Words for what a first signal does."""
 TOLD = 3
@@ -267,7 +269,9 @@ class _Launch:
         with trio.CancelScope(shield=True):
             done = await trio.to_thread.run_sync(enders.end_left)
         for one in (failed := [one for one in done if one.wrong])[:TOLD]:
-            self._display.note(f"An attempt left what could not be removed: {escaped(str(one))}.")
+            self._display.note(
+                f"Something that an attempt left could not be removed: {escaped(str(one))}."
+            )
         if len(failed) > TOLD:
             self._display.note(f"{len(failed)} things are left; rerun `asyncrl sweep {self._run}`.")
 

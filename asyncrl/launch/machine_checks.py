@@ -45,7 +45,7 @@ def check_cores(config: Config, available: int) -> None:
     if trainer > cores or (trainer == cores and cores > 1):
         raise ConfigError(
             f"machine.trainer_cores is {trainer} of {cores} cores, which leaves none for "
-            "generation: set it to less, or to 0."
+            "generation: lower it, or set it to 0."
         )
     if config.train.device == "cpu" and ranks_here(config) > RANKS * cores:
         machines = 1 + config.cluster.trainer_agents
@@ -73,7 +73,7 @@ def check_ports(config: Config) -> None:
     _port("run.page", config.run.page_host, config.run.page_port)
     if config.run.page_port and config.run.page_port == config.metrics.port:
         raise ConfigError(
-            f"run.page_port and metrics.port are both {config.metrics.port}; they need one each."
+            f"run.page_port and metrics.port are both {config.metrics.port}; give each its own."
         )
     if config.agent.run and config.agent.port:
         _agents_ports(config.agent)
@@ -85,7 +85,7 @@ def _port(server: str, host: str, port: int) -> None:
     dot = "_" if "." in server else "."  # metrics.port, run.page_port
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         raise ConfigError(
-            f"{server}{dot}host is {host!r}, and that is not an IPv4 address of this machine; "
+            f"{server}{dot}host is {host!r}, which is not an IPv4 address of this machine; "
             "0.0.0.0 means all of them."
         )
     raise ConfigError(
@@ -153,6 +153,6 @@ def check_gpus(gpus: Gpus, *, torch_computes: bool) -> None:
         )
     if torch_computes and "+cpu" in version("torch"):
         raise ConfigError(
-            f"train.device or the servers' backend is for GPUs, and torch {version('torch')} is "
+            f"train.device or the servers' backend needs GPUs, and torch {version('torch')} is "
             "built for CPUs; install a CUDA build, or set them to cpu and gloo."
         )

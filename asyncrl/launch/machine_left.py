@@ -96,7 +96,7 @@ async def settings_left(
     wished = ranks_of(requested.train)
     return (
         left,
-        f"The trainer goes on with {ranks} of {wished} ranks: this machine has {resources}.",
+        f"The trainer continues with {ranks} of {wished} ranks: this machine has {resources}.",
     )
 
 

@@ -152,8 +152,10 @@ def check_architecture(path: Path, config: Config) -> list[Row]:
         todo = (
             remedy(words)
             if machine_lacks(words)
-            else "see that its config.json and tokenizer.json are as they were published, choose "
-            "another model, or report it with these files"
+            else (
+                "check that its config.json and tokenizer.json are as published, choose "
+                "another model, or report this with these files"
+            )
         )
         raise ConfigError(
             f"model.path is {str(path)!r}, and the trial that makes this model without weights "
@@ -233,7 +235,7 @@ def check_adapters(config: Config) -> None:
             near = nearest(target, {layer.rpartition(".")[2] for layer in layers} or {ALL_LINEAR})
             raise ConfigError(
                 f"model.lora.targets has {target!r}, and no layer of {config.model.path} has a "
-                f"name that ends so; the nearest is {near}."
+                f"name with that ending; the nearest is {near}."
             )
 
 
@@ -297,9 +299,9 @@ def refuse_other_vocabulary(
     its = Tokenizer(path)
     if different := _different(tokens, its.ids_by_token):
         raise ConfigError(
-            f"{key} is {str(path)!r}, and its vocabulary is another than that of {owner} "
-            f"({different}), so that their tokens cannot be compared; give a model with the same "
-            "tokenizer."
+            f"{key} is {str(path)!r}, and its vocabulary differs from that of {owner} "
+            f"({different}), so that their tokens cannot be compared; give a model with the "
+            "same tokenizer."
         )
     if its.sampled < sampled:
         raise ConfigError(

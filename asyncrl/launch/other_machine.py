@@ -61,7 +61,7 @@ def read_machine(path: Path) -> OtherMachine:
             f"--machine {path}: cannot be read ({error.strerror}); give a file with gpus and gpu."
         ) from None
     except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, or none of ours
-        raise ConfigError(f"--machine {path}: this describes no machine: {error}.") from None
+        raise ConfigError(f"--machine {path}: this does not describe a machine: {error}.") from None
     if found.gpus and not found.gpu_gb and found.gpu not in DEVICES:
         raise ConfigError(
             f"--machine {path}: gpu is {found.gpu!r}; set it to one of {', '.join(DEVICES)}, or "

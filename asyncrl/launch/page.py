@@ -36,7 +36,7 @@ async def keep_page(config: RunConfig, note: Callable[[str], None]) -> None:
             env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
     except (OSError, MemoryError) as error:
-        note(f"The page of this run could not be started ({error}): the run continues without it.")
+        note(f"This run's page could not be started ({error}): the run continues without it.")
         return
     try:
         with_key = f"?key={key}" if key else ""

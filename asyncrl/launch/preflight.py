@@ -208,7 +208,7 @@ def check(
 ) -> Checked:
     """Check all that can be checked without starting a run or writing anything. `available` is the
     number of cores; `doing` is called with each work that may take long. Raises ConfigError."""
-    doing("looking at the run directory, and at this machine")
+    doing("checking the run directory and this machine")
     check_cores(config, available)
     check_paths(config)
     check_run_directory(config, resume)
@@ -224,10 +224,10 @@ def check(
     if (gpus := gpus_of(config)).needed:
         check_gpus(gpus, torch_computes=bool(gpus.trainer or gpus.senders))
     if not joined(config):  # else each machine checks itself
-        doing(f"asking the engine {config.engine.kind}")
+        doing(f"checking the engine {config.engine.kind}")
         said = engine_kind(config.engine.kind).check(config) or ()
         notes += [Row("note", "engine.kind", note) for note in said]
-    doing("looking at the model")
+    doing("checking the model")
     if config.model.path:
         check_directory("model.path", Path(config.model.path))
         notes += check_numbers("model.path", Path(config.model.path))
@@ -247,14 +247,14 @@ def check(
     if not config.cluster.reward_agents:  # else each machine checks itself
         check_judging(config.task, task)
         check_judge(config)
-    doing("looking at the other models and examples")
+    doing("checking the other models and examples")
     notes += check_policies(config, task)
     check_examples(config, task)
     notes += check_foreign(config, task)
     if config.agent.run and config.agent.run not in (PLAYED_ELSEWHERE, PLAYED_BY_HOST):
         doing("loading agent.run")
         _agent(config.agent)
-        doing("looking at the sandboxes of agents")
+        doing("checking the sandboxes of agents")
         refuse_without_provider(BoxSettings.of(config.sandbox), Path(config.run.dir) / SCRATCH)
     keyed_models(config.agent)
     doing("trying prompts, and the verifier on an answer of the data")
@@ -363,8 +363,8 @@ def _refuse_without_modes(run: Path) -> None:
     except ValueError:
         (run / KEY).unlink()
         raise ConfigError(
-            f"{run}: others may open what is made for this user alone there, as on a file system "
-            "without modes (FAT, some mounts of a network); choose another run.dir."
+            f"{run}: other users could open private files there, as on a file system without "
+            "modes (FAT, some network mounts); choose another run.dir."
         ) from None
 
 
@@ -443,8 +443,8 @@ def refuse_unreadable(run: Path) -> None:
         if (checkpoints := bool(complete(run))) or steps:
             what = "checkpoints" if checkpoints else f"{steps} steps in {METRICS}"
             raise ConfigError(
-                f"{run}: there are {what} in it, but no {JOURNAL}, which says what they were "
-                "trained on, as in a copy that is not whole; put it back, or choose another "
+                f"{run}: there are {what} in it, but no {JOURNAL}, which records what they "
+                "were trained on, as in an incomplete copy; put it back, or choose another "
                 "run.dir."
             )
         return

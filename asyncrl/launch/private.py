@@ -38,13 +38,13 @@ def refuse_foreign(run: Path) -> None:
             continue
         if path == run:
             raise ConfigError(
-                f"{run}: the run directory is a symbolic link to {path.readlink()}, which may "
-                "lead elsewhere tomorrow; give the directory itself."
+                f"{run}: the run directory is a symbolic link to {path.readlink()}, whose "
+                "target may change; give the directory itself."
             )
         if status.st_uid not in (0, mine):
             raise ConfigError(
-                f"{run}: {path} is a symbolic link of user {status.st_uid}, who may lead it "
-                "elsewhere; choose another run.dir."
+                f"{run}: {path} is a symbolic link of user {status.st_uid}, who may change its "
+                "target; choose another run.dir."
             )
     if not is_folder(run):
         return
@@ -56,8 +56,8 @@ def refuse_foreign(run: Path) -> None:
         )
     if (mode := stat.S_IMODE(status.st_mode)) & OTHERS_WRITE:
         raise ConfigError(
-            f"{run}: others may write to the run directory (mode {mode:o}); look at what is in "
-            "it, and make it `chmod go-w`, or choose another run.dir."
+            f"{run}: others may write to the run directory (mode {mode:o}); check its contents "
+            "and make it `chmod go-w`, or choose another run.dir."
         )
 
 

@@ -139,8 +139,8 @@ def chat_rows(config: Config, task: Task, tokenizer: Tokenizer) -> list[Row]:
             Row(
                 "note",
                 "task.path",
-                "prompts are conversations: the bundled model reads each "
-                "message as a line, without its role",
+                "prompts are conversations, of which the bundled model reads each message as a "
+                "line, without its role",
             )
         ]
     if not tokenizer.has_template:
@@ -225,8 +225,8 @@ def _of_split(config: Config, task: Task, tokenizer: Tokenizer, split: Split) ->
     )
     if split == "train" and unfit.total() == looked:
         raise ConfigError(
-            f"{words}, so nothing can be trained: raise engine.context_tokens, or look at "
-            "task.template and at the model's tokenizer."
+            f"{words}, so nothing can be trained: raise engine.context_tokens, or check "
+            "task.template and the model's tokenizer."
         )
     left_out = "they are dropped" if split == "train" else "accuracy leaves them out"
     yield Row("note", "engine.context_tokens", f"{words}: {left_out}")
@@ -242,8 +242,8 @@ def _ids_of(config: Config, tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
     for name, other in (("reference", config.reference), ("teacher", config.teacher)):
         if other.coefficient and other.path and not _reads_alike(config.model.path, other.path):
             raise ConfigError(
-                f"prompts have images, and {name}.path is no model that reads them as that of "
-                "model.path does: choose one of the same family."
+                f"prompts have images, and {name}.path does not read them as model.path's "
+                "model does: choose a model of the same family."
             )
     return tokenizer.encode_shown(prompt)[0]
 

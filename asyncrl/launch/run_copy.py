@@ -47,20 +47,20 @@ def refuse_unfit(config: Config, resume: Path | None) -> None:
         return
     if Path(config.run.copy).is_symlink() and not exists(Path(config.run.copy)):
         raise ConfigError(
-            f"run.copy is {config.run.copy!r}, a link to what is not there; make the directory "
-            "that it leads to, or choose another one."
+            f"run.copy is {config.run.copy!r}, a link to a directory that does not exist; "
+            "create it, or choose another one."
         )
     run, copy = Path(config.run.dir).resolve(), Path(config.run.copy).resolve()
     if run == copy or run in copy.parents or copy in run.parents:
         raise ConfigError(
-            f"run.copy is {copy}, which is the run directory {run}, or one in the other; give it "
-            "a directory on another disk, or none."
+            f"run.copy is {copy}, which is the run directory {run}, or one contains the other; "
+            "choose a directory on another disk, or none."
         )
     if exists(copy) and not is_folder(copy):
         raise ConfigError(f"{copy}: run.copy is not a directory; choose another one.")
     if is_folder(copy) and any(copy.iterdir()) and not (resume and _of(copy, config.run.dir)):
         raise ConfigError(
-            f"{copy}: run.copy is not empty, and no copy of this run; choose another one."
+            f"{copy}: run.copy is not empty, and is not a copy of this run; choose another one."
         )
     parent = next(path for path in (copy, *copy.parents) if exists(path))
     if not is_folder(parent) or not os.access(parent, os.W_OK | os.X_OK):

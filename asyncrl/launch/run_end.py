@@ -73,7 +73,10 @@ class RunEnd:
             why += f"; {lost.role}-{lost.index} {describe_exit(lost.code)}"
         full = takes_nothing(self._run)
         if full and remedy(full) not in why:
-            why += f". The disk takes nothing ({full.strerror}): {remedy(full)}, and resume it"
+            why += (
+                f". Nothing can be written to the disk ({full.strerror}): {remedy(full)}, "
+                "and resume it"
+            )
         complain(escaped(f"the run failed: {why}. Its logs are in {self._run / 'logs'}."))
         return FAILED
 

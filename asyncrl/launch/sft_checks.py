@@ -37,7 +37,7 @@ def check_sft(
     """Check all that can be checked of a supervised run without starting or writing anything.
     `available` is the number of cores; `doing` is called with each work that may take long. The
     configuration that is returned has the steps that the data gives. Raises ConfigError."""
-    doing("looking at this machine, and at the model")
+    doing("checking this machine and the model")
     check_cores(config, available)
     check_paths(config)
     refuse_unfit(config, resume)
@@ -77,8 +77,8 @@ def refuse_uncertain(run: Path) -> None:
     steps, checkpoints = check_curve(run), complete(run)
     if checkpoints and not steps and checkpoints[-1].version:
         raise ConfigError(
-            f"{run}: there are checkpoints in it, but no curve, as in a copy that is not whole; "
-            "put it back, or choose another run.dir."
+            f"{run}: there are checkpoints in it, but no curve, as in an incomplete copy; put "
+            "it back, or choose another run.dir."
         )
 
 

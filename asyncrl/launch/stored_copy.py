@@ -70,8 +70,8 @@ def refuse_unfit_store(url: str, run: Path, *, resumed: bool) -> None:
         raise ConfigError(f"run.copy is {shown_url(url)}, and {error}.") from None
     if manifest is not None and not (resumed and manifest.id == _id(run)):
         raise ConfigError(
-            f"{shown_url(url)}: run.copy has another run's copy; choose another place, or go on "
-            "with that run (`asyncrl fetch`)."
+            f"{shown_url(url)}: run.copy has another run's copy; choose another place, or "
+            "continue that run (`asyncrl fetch`)."
         )
 
 

@@ -37,7 +37,7 @@ def sweep(run: Path, say: Callable[[str], None]) -> int:
     if not done:
         say("Nothing is left of this run.")
     elif left:
-        say(f"{left} of {len(done)} are left: look at them, and sweep again.")
+        say(f"{left} of {len(done)} are left: check them, and sweep again.")
     return int(bool(left))
 
 
@@ -57,5 +57,5 @@ def _command(files: RunFiles) -> tuple[str, ...]:
     """The run's agent.end, of which no module is imported. Raises ConfigError."""
     words = files.settings.get("agent.end", ())
     if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
-        raise ConfigError(f"{files.path}: agent.end of its run.toml is no command; correct it.")
+        raise ConfigError(f"{files.path}: agent.end of its run.toml is not a command; correct it.")
     return tuple(words)

@@ -156,4 +156,4 @@ def _described(parts: MemoryParts) -> str:
 def _remedy(prediction: PredictedMemory) -> str:
     if prediction.fitting:
         return f"{prediction.fitting} would need {size(prediction.fitting_bytes)}"
-    return "no shorter responses would fit either; train a smaller model, or on a larger device"
+    return "shorter responses would not fit either; train a smaller model, or use a larger device"

@@ -55,7 +55,7 @@ class TrainerPlaces:
 
     async def leave_out(self, settings: Config, index: int) -> None:
         """Leave out the place of a rank that failed repeatedly in lives of these settings."""
-        self._note(f"trainer-{index} failed again and again, and is left out.")
+        self._note(f"trainer-{index} keeps failing, and is left out.")
         child = self._ranks[index]
         if isinstance(child, RemoteActor):
             assert self.machines is not None

@@ -51,7 +51,7 @@ def check_numbers(key: str, path: Path) -> list[Row]:
         looked += min(most, weight.size - at)
     if looked == total:
         return []
-    text = f"of {size(total)} of weights {size(looked)} were looked at, and are finite: the"
+    text = f"of {size(total)} of weights {size(looked)} were checked, and are finite: the"
     return [Row("note", key, f"{text} trainer looks at all when it reads them")]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
+from memory_link import memory_links
 from scripted_agents import ScriptedCoordinator
 
 from asyncrl.actors.agents_actor import agents_actor
@@ -22,7 +23,6 @@ from asyncrl.config.schema import AgentConfig, Config, TaskConfig
 from asyncrl.experience.turns_above import TurnsAbove
 from asyncrl.messages import Ask, Drain, Drained, GiveReward, Note, Played, StopPlaying
 from asyncrl.runtime.ipc.keys import write_key
-from asyncrl.runtime.ipc.link import memory_links
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.runtime.run_dir import GATEWAY_KEY
 

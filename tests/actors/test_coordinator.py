@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+from memory_link import memory_links
 from scripted_parts import ScriptedVerifiers, by_length
 from scripted_world import ScriptedWorld, configured
 
@@ -31,7 +32,6 @@ from asyncrl.messages import (
     StatusUpdate,
     Verdict,
 )
-from asyncrl.runtime.ipc.link import memory_links
 
 
 async def test_a_run_trains_every_step_and_evaluates_the_first_and_the_last_version(

@@ -8,6 +8,7 @@ import trio
 import trio.testing
 from hypothesis import example, given
 from hypothesis import strategies as st
+from memory_link import memory_links
 from scripted_parts import MemoryLog
 from scripted_world import configured
 
@@ -27,7 +28,6 @@ from asyncrl.actors.coordinator.publishing import FAILURES, Publishing
 from asyncrl.config.schema import EvaluationConfig
 from asyncrl.experience.experience import Experience
 from asyncrl.messages import Committed, Hello, Message, Prepared, Transferred
-from asyncrl.runtime.ipc.link import memory_links
 from asyncrl.runtime.processes.standstill import RunClock
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from memory_link import memory_links
 
 from asyncrl.actors.reporting import Reporter
 from asyncrl.actors.rollout_actor import rollout_actor
@@ -24,7 +25,6 @@ from asyncrl.messages import (
     Quiesced,
     Resend,
 )
-from asyncrl.runtime.ipc.link import memory_links
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.weightsync.errors import TransferError
 from asyncrl.weightsync.reception import DirectReception

@@ -6,11 +6,11 @@ from itertools import product
 
 from hypothesis import example, given
 from hypothesis import strategies as st
+from memory_link import memory_links
 
 from asyncrl.actors.coordinator.engine_pool import AHEAD, SPLITS, EngineHandle, EnginePool
 from asyncrl.actors.coordinator.peers import Peer, Roster
 from asyncrl.messages import Hello, Split
-from asyncrl.runtime.ipc.link import memory_links
 
 NAMES = [f"rollout-{index}" for index in range(4)]
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from memory_link import memory_links
 from program_support import needs_programs
 from scripted_agents import ScriptedCoordinator
 
@@ -32,7 +33,6 @@ from asyncrl.config.errors import ConfigError
 from asyncrl.config.schema import AgentConfig, Config, EngineConfig, TaskConfig
 from asyncrl.messages import Drain, Drained, GiveReward, Played
 from asyncrl.runtime.ipc.keys import write_key
-from asyncrl.runtime.ipc.link import memory_links
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.runtime.run_dir import GATEWAY_KEY
 from asyncrl.sandbox.programs.program import GATEWAY, PATH, Program

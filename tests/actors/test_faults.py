@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
+from memory_link import memory_links
 from numpy import float32, full, int32
 from scripted_parts import MemoryLog
 from scripted_world import ScriptedWorld, configured
@@ -42,7 +43,6 @@ from asyncrl.messages import (
     TokenCount,
 )
 from asyncrl.runtime.ipc.errors import LinkError
-from asyncrl.runtime.ipc.link import memory_links
 from asyncrl.simulation.sim_process import SimProcess
 from asyncrl.training.checkpoint_index import CheckpointError
 
@@ -473,7 +473,7 @@ async def test_who_is_none_of_the_runs_actors_is_refused(
     outcome = await world.run(stranger)
     world.check()
     assert outcome.ok and world.learner.version == 4
-    assert refused == [f"{role}-{index} is none of this run's actors"]
+    assert refused == [f"{role}-{index} is not an actor of this run"]
 
 
 async def test_a_trainer_that_counts_wrong_ends_the_run_by_name(

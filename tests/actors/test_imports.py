@@ -302,7 +302,7 @@ FILE = ["foreign.source=file", "foreign.path=a.jsonl"]
         ([*FILE, "foreign.members=9"], "would outnumber"),
         ([*FILE, "train.unit=rollout", "train.advantage=first_k"], "join whole groups"),
         ([*FILE, "staleness.proximal=boundary"], "set proximal to behaviour or recompute"),
-        ([*FILE, "agent.run=asyncrl.agents.examples.guess_number:agent"], "is one response"),
+        ([*FILE, "agent.run=asyncrl.agents.examples.guess_number:agent"], "is a single response"),
     ],
 )
 def test_settings_that_contradict_are_one_sentence(settings: list[str], said: str) -> None:

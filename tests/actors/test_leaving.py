@@ -8,6 +8,7 @@ import signal
 
 import trio
 import trio.testing
+from memory_link import memory_links
 from scripted_parts import STOP, VOCABULARY
 from scripted_world import ScriptedWorld, configured
 
@@ -16,7 +17,6 @@ from asyncrl.actors.notice import GONE, open_notice
 from asyncrl.engines.scripted import hashed
 from asyncrl.experience import events as e
 from asyncrl.messages import Drain, EngineReady, Hello, Leases, Leaving
-from asyncrl.runtime.ipc.link import memory_links
 
 SLOW = hashed(vocab_size=VOCABULARY, stop_id=STOP, mean_tokens=10, seconds_per_token=1.0)
 

@@ -13,6 +13,7 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory_link import memory_links
 from scripted_parts import MemoryLog
 from scripted_world import configured
 from trio.testing import MockClock
@@ -46,7 +47,6 @@ from asyncrl.messages import (
     StopPlaying,
 )
 from asyncrl.runtime.ipc.errors import LinkError
-from asyncrl.runtime.ipc.link import memory_links
 from asyncrl.runtime.processes.standstill import RunClock
 
 LIMITS = PlayingLimits(max_calls=4, attempts=2, context_tokens=40)

@@ -7,11 +7,11 @@ from typing import Any, cast
 import pytest
 import trio
 import trio.testing
+from memory_link import memory_links
 
 from asyncrl.actors.reporting import Reporter
 from asyncrl.actors.rollout_actor import rollout_actor
 from asyncrl.messages import Abort, Message, Prepare, Prepared
-from asyncrl.runtime.ipc.link import memory_links
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.weightsync.errors import TransferError
 from asyncrl.weightsync.reception import StagedReception
@@ -62,7 +62,8 @@ async def test_a_prepare_is_answered_though_more_is_read_with_it(
     here, there = memory_links()
     waits, answers = Waits(), dict[int, str]()
     async with trio.open_nursery() as nursery:
-        await here.send_many(sent)  # before the actor reads
+        for message in sent:  # before the actor reads
+            await here.send(message)
         engine: Any = _SilentEngine()
         reception = StagedReception(engine, cast(Any, _Receiver()), there.send)
         nursery.start_soon(rollout_actor, there, engine, reception, Reporter(waits))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from memory_link import memory_links
 from scripted_parts import MemoryLog
 from scripted_world import configured
 
@@ -14,7 +15,6 @@ from asyncrl.actors.coordinator.trainer_commands import TrainerCommands
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
 from asyncrl.messages import Hello, Message, ScoreProximal
-from asyncrl.runtime.ipc.link import memory_links
 
 TOKEN = np.ones(1, np.int32).tobytes()
 

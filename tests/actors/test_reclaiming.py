@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
+from memory_link import memory_links
 from scripted_parts import MemoryLog
 from scripted_world import configured
 
@@ -20,7 +21,6 @@ from asyncrl.experience import events as e
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.experience import Experience
 from asyncrl.messages import Hello, Interrupt, Message, Split
-from asyncrl.runtime.ipc.link import memory_links
 
 TOKEN = np.ones(1, np.int32).tobytes()
 LEASE_S = 50.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import trio
+from memory_link import memory_links
 from scripted_world import configured
 
 from asyncrl.actors.reporting import REPORT_S, REPORTS_PER_S, Reporter, report_s
 from asyncrl.messages import Report
-from asyncrl.runtime.ipc.link import memory_links
 from asyncrl.runtime.ipc.waits import Waits
 
 

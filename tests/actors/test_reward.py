@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import pytest
 import trio
+from memory_link import memory_links
 from sandbox_support import needs_strict
 from some_values import some
 
@@ -47,7 +48,7 @@ from asyncrl.messages import (
     Verdict,
     Wait,
 )
-from asyncrl.runtime.ipc.link import Link, memory_links
+from asyncrl.runtime.ipc.link import Link
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.tasks import MaskedReward, NoReward
 from asyncrl.tasks.judge_request import TEXT_BYTES, GroupRequest, JudgeRequest

@@ -8,6 +8,7 @@ from functools import partial
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_link import memory_links
 from trio.testing import MockClock
 
 from asyncrl.actors.reporting import Reporter
@@ -15,7 +16,7 @@ from asyncrl.actors.reward_actor import reward_actor
 from asyncrl.actors.verifier_process import TimedVerdict
 from asyncrl.engines.protocol import Finish
 from asyncrl.messages import Drain, Drained, Scored, ScoreRequest, ScoreResult, Split
-from asyncrl.runtime.ipc.link import Link, memory_links
+from asyncrl.runtime.ipc.link import Link
 from asyncrl.runtime.ipc.waits import Waits
 
 Request = tuple[Split, int, bytes, bytes, Finish, float]

@@ -12,6 +12,7 @@ import trio.testing
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
+from memory_link import memory_links
 from scripted_parts import MemoryLog
 from scripted_world import configured
 
@@ -30,7 +31,6 @@ from asyncrl.messages import (
     ScoreRequest,
     ScoreResult,
 )
-from asyncrl.runtime.ipc.link import memory_links
 from asyncrl.runtime.ipc.waits import Pulse
 from asyncrl.runtime.processes.standstill import RunClock
 

@@ -187,7 +187,7 @@ async def test_a_server_of_another_vocabulary_is_refused_in_a_sentence(
     autojump_clock: trio.testing.MockClock, tmp_path: Path
 ) -> None:
     text = await refusal(Scorer(text=texts_of(tmp_path / "its", [" A:", "Q: "])), tmp_path)
-    assert text.startswith("teacher.server is 'http://fake:1', and its vocabulary is another")
+    assert text.startswith("teacher.server is 'http://fake:1', and its vocabulary differs")
     assert "is ' A:' there and 'Q: ' here" in text and text.endswith("the same tokenizer.")
     smaller = Scorer(text=texts_of(tmp_path / "smaller", []))
     assert "is '' there and 'Q: ' here" in await refusal(smaller, tmp_path)

@@ -7,12 +7,12 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_link import memory_links
 
 from asyncrl.actors.coordinator.peers import Peer
 from asyncrl.actors.coordinator.statistics import WINDOW_S, RunStatistics
 from asyncrl.experience.ledger import Account
 from asyncrl.messages import Hello, Report
-from asyncrl.runtime.ipc.link import memory_links
 
 SECOND = st.tuples(st.integers(0, 500), st.floats(0, 1), st.floats(0, 1))
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
+from memory_link import memory_links
 from scripted_parts import ScriptedLearner
 
 from asyncrl.actors.reporting import Reporter
@@ -32,7 +33,6 @@ from asyncrl.messages import (
     Transferred,
 )
 from asyncrl.runtime.ipc.errors import EndOfStream
-from asyncrl.runtime.ipc.link import memory_links
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.training.checkpoint_index import CheckpointError
 

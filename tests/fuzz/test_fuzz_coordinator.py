@@ -11,6 +11,7 @@ import trio
 import trio.testing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from memory_link import memory_links
 from message_strategies import of_type
 from scripted_world import ScriptedWorld, configured
 from some_values import some
@@ -19,7 +20,6 @@ from asyncrl import messages
 from asyncrl.actors.coordinator.connections import ACCEPTED, Connections
 from asyncrl.actors.coordinator.peers import Peer
 from asyncrl.runtime.ipc.errors import EndOfStream, LinkError
-from asyncrl.runtime.ipc.link import memory_links
 
 SMALL = st.one_of(st.integers(0, 12), st.sampled_from([-1, 2**31, 2**63 - 1, -(2**63), 2**64 - 1]))
 

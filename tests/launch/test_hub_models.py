@@ -249,8 +249,8 @@ def test_what_a_hub_lists_is_a_model_or_a_reason(listed: dict[str, int], said: s
         ({"served": {"config.json": b"{}"}}, "does not answer as it should"),
         ({"served": {SHARD: b"\xff" * 40}}, "is not safetensors: its header has no end"),
         ({"served": {SHARD: b"\x08" + bytes(40)}}, "is not safetensors: its header cannot be read"),
-        ({"etags": {"config.json": "../../../../../planted"}}, "has no tag by which it can be"),
-        ({"commit": "../../../planted"}, "gives no commit for it"),
+        ({"etags": {"config.json": "../../../../../planted"}}, "has no tag to store it under"),
+        ({"commit": "../../../planted"}, "names no commit for it"),
     ],
 )
 def test_a_repository_that_cannot_be_used_is_a_sentence_and_writes_nothing_else(

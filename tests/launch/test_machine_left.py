@@ -18,7 +18,7 @@ async def test_a_rank_goes_with_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None
     assert found is not None
     left, said = found
     assert (left.train.ranks, left.train.replicas) == (3, 1)
-    assert said == "The trainer goes on with 3 of 4 ranks: this machine has 3 GPUs."
+    assert said == "The trainer continues with 3 of 4 ranks: this machine has 3 GPUs."
 
 
 async def test_a_server_that_was_lent_it_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ async def test_ranks_go_with_the_machines_that_join_for_them(
     left, said = found
     assert (left.train.ranks, left.cluster.trainer_agents) == (ranks, trainers)
     assert said == (
-        f"The trainer goes on with {ranks} of 12 ranks: this machine has {gpus} GPUs, and "
+        f"The trainer continues with {ranks} of 12 ranks: this machine has {gpus} GPUs, and "
         f"{trainers} of 2 machines for the trainer are there."
     )
 
@@ -84,6 +84,6 @@ async def test_a_faulty_rank_takes_its_place_with_it(monkeypatch: pytest.MonkeyP
     found = await settings_left(here, 64, 0, faulty)
     assert found is not None and found[0].train.ranks == 2
     assert found[1] == (
-        "The trainer goes on with 2 of 3 ranks: this machine has 64 cores, without 1 for ranks "
+        "The trainer continues with 2 of 3 ranks: this machine has 64 cores, without 1 for ranks "
         "that failed."
     )

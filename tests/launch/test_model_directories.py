@@ -63,7 +63,7 @@ def test_the_same_vocabulary_passes_and_another_does_not(
     preflight.check(config(*sets), None, 2)
     directory(tmp_path / "m", ["one before", *frame])
     text = refusal(*sets)
-    assert f"{who}.path" in text and "its vocabulary is another" in text
+    assert f"{who}.path" in text and "its vocabulary differs" in text
     assert f"{frame[0]!r} is 258 here and is 259 there" in text
     directory(tmp_path / "m", [])
     assert f"{frame[0]!r} is 258 here and is not there" in refusal(*sets)
@@ -137,7 +137,7 @@ def test_adapters_need_peft_and_layers(
     preflight.check(config(*sets), None, 2)
     preflight.check(config(*sets, "model.lora.targets=['q_proj','mlp.up_proj']"), None, 2)
     assert (
-        f"model.lora.targets has 'qproj', and no layer of {path} has a name that ends so; the "
+        f"model.lora.targets has 'qproj', and no layer of {path} has a name with that ending; the "
         "nearest is q_proj."
     ) in refusal(*sets, "model.lora.targets=['up_proj','qproj']")
     names = (

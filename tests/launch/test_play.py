@@ -181,7 +181,7 @@ def test_an_episode_is_played_and_told(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_program_elsewhere_needs_a_port() -> None:
-    with pytest.raises(ConfigError, match="must find the gateway"):
+    with pytest.raises(ConfigError, match="must know the gateway's port"):
         play(Config(agent=AgentConfig(run="http")), "train", 0, 0, ["x"], print)
 
 

@@ -300,7 +300,7 @@ def test_a_port_for_agents_that_nobody_plays_is_not_looked_at() -> None:
 
 @pytest.mark.parametrize("host", ["240.0.0.1", "::1"])
 def test_an_address_of_another_machine(host: str) -> None:
-    assert f"metrics.host is '{host}', and that is not an IPv4 address of this machine" in refusal(
+    assert f"metrics.host is '{host}', which is not an IPv4 address of this machine" in refusal(
         config(f"metrics.host={host}", "metrics.port=9100")
     )
 
@@ -652,12 +652,12 @@ def test_adapters_of_layers_that_a_model_does_not_have_are_refused(
         (
             1,
             TRACEBACK + "KeyError: 'rope'\n",
-            "failed: KeyError: 'rope' (odd.py, line 7); see that",
+            "failed: KeyError: 'rope' (odd.py, line 7); check that",
         ),
         (1, TRACEBACK + "MemoryError\n", "failed: MemoryError (odd.py, line 7); make room in mem"),
-        (3, "", "failed: it ended with exit status 3 and said nothing; see that its config.json"),
+        (3, "", "failed: it ended with exit status 3 and said nothing; check that its config.json"),
         (-9, "", "signal 9 (Killed) ended it, as the system does when it is out of memory; make r"),
-        (-11, "Fatal Python error: x\n", "signal 11 (Segmentation fault) ended it; see that its"),
+        (-11, "Fatal Python error: x\n", "signal 11 (Segmentation fault) ended it; check that its"),
     ],
 )
 def test_a_trial_that_ends_unexpectedly_is_no_model_that_can_run(
@@ -795,8 +795,8 @@ def test_what_agents_sandboxes_need_is_looked_for(
     [
         (["sandbox.kind=docker"], "agent.run"),
         (["sandbox.kind=docker", "agent.run=http"], "programs open their own"),
-        (["sandbox.hosts=['--all']"], "is no host"),
-        (["sandbox.hosts=['*', 'a.org']"], "leave them"),
+        (["sandbox.hosts=['--all']"], "is not a host"),
+        (["sandbox.hosts=['*', 'a.org']"], "already means all hosts"),
         (["sandbox.url=http://api.example.org"], "https"),
         (["sandbox.kind=dokcer"], "sandbox.kind"),
     ],

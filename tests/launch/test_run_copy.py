@@ -100,7 +100,7 @@ async def test_a_last_copy_is_made_when_the_run_is_over_and_a_failure_is_said(
 
 def test_what_cannot_be_the_copy_is_refused(run: Path, tmp_path: Path) -> None:
     for copy in (run, run / "copy", tmp_path):
-        with pytest.raises(ConfigError, match="one in the other"):
+        with pytest.raises(ConfigError, match="one contains the other"):
             refuse_unfit(config_of(run, copy), run)
     other = tmp_path / "other"
     other.mkdir()
@@ -108,7 +108,7 @@ def test_what_cannot_be_the_copy_is_refused(run: Path, tmp_path: Path) -> None:
     (other / RUN_TOML).write_text(render(config_of(run, other)))
     refuse_unfit(config_of(run, other), run)
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="a link to what is not there"):
+    with pytest.raises(ConfigError, match="a link to a directory that does not exist"):
         refuse_unfit(config_of(run, tmp_path / "link"), None)
     for config, resume in (
         (config_of(run, other), None),

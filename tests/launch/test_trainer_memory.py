@@ -64,7 +64,7 @@ def test_one_that_does_not_fit_its_gpu_is_refused_with_what_would(
         r"train\.recompute_activations = true would need 25\.0 GiB\.$",
     ):
         rows(monkeypatch, 40, found)
-    with pytest.raises(ConfigError, match=r"for it: no shorter responses would fit either; "):
+    with pytest.raises(ConfigError, match=r"for it: shorter responses would not fit either; "):
         rows(monkeypatch, 40, PredictedMemory(PARTS))
 
 

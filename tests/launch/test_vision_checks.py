@@ -84,7 +84,7 @@ def test_prompts_with_images_are_checked_as_the_model_reads_them(tmp_path: Path)
     (note,) = _of_agents_images(config(*own, *played))
     assert "agents' calls with images are refused" in str(note) and "model.dtype" in str(note)
     assert not [*_of_agents_images(config(*own, "model.path=", *played))]
-    with pytest.raises(ConfigError, match="this model reads text alone"):
+    with pytest.raises(ConfigError, match="this model reads only text"):
         check_prompts(config(*own, "model.path="), task)
     (tmp_path / "screens" / "0.png").write_bytes(b"nothing")
     with pytest.raises(ConfigError, match="cannot be decoded"):

@@ -51,7 +51,7 @@ def test_two_ranks_learn_over_a_wire_and_the_far_one_is_lost(model: Path, tmp_pa
             trains.kill()
     assert code == 0, shown + said
     assert ended == 0 and "Machine far is lost, with 1 actors" in shown
-    assert "The trainer goes on with 1 of 2 ranks" in shown
+    assert "The trainer continues with 1 of 2 ranks" in shown
     assert summary.read(run / SUMMARY).balances()
 
 

@@ -96,8 +96,8 @@ def test_a_rank_on_another_machine_that_is_lost_and_replaced_changes_nothing(
                         code, shown, said = end(launcher)
                     assert end(engines)[0] == 0
     assert code == 0, shown + said
-    assert "trainer-1 was lost" in shown and "The trainer goes on with 1 of 2 ranks" in shown
-    assert "The trainer goes on with 2 of 2 ranks" in shown
+    assert "trainer-1 was lost" in shown and "The trainer continues with 1 of 2 ranks" in shown
+    assert "The trainer continues with 2 of 2 ranks" in shown
     told = summary.read(run / SUMMARY)
     assert told.balances() and told.steps == STEPS and told.restarts == {"trainer": 2}
     assert not any(map(processes, (run, *folders.values())))

@@ -207,5 +207,5 @@ def test_where_no_ray_answers_nothing_begins(model: Path, tmp_path: Path) -> Non
     run = tmp_path / "run"
     done = train(command(model, run, cluster__ray_address="127.0.0.1:1", **BY_RAY))
     assert done.returncode == 2, done.stdout + done.stderr
-    assert "no Ray answers at '127.0.0.1:1'" in done.stderr and "Traceback" not in done.stderr
+    assert "Ray does not answer at '127.0.0.1:1'" in done.stderr and "Traceback" not in done.stderr
     assert not (run / "journal.sqlite").exists()

@@ -97,7 +97,7 @@ def test_an_engine_that_dies_in_a_transfer_and_a_rank_that_dies_in_a_step_change
     print("seconds from the loss of a rank to a new step:", took)
     assert "trainer-1 was killed by SIGKILL" in shown and "trainer-1 was lost" in shown
     told = " ".join(shown.split())
-    assert "trainer-1 failed again and again, and is left out." in told
+    assert "trainer-1 keeps failing, and is left out." in told
     assert "goes on with 1 of 2 ranks: this machine has 2 cores, without 1 for ranks" in told
     assert not processes(run)
     assert summary.read(run / SUMMARY).restarts == {"trainer": FAILED_LIVES}

@@ -115,7 +115,9 @@ def test_every_tensor_is_compared_byte_by_byte_once_its_layout_is_found(
         for name in held(model(0), 0, ranks):
             server = served(model(2), ranks)
             server[rank][name].view(-1).view(torch.uint8)[0] ^= 1
-            with pytest.raises(WrongWeights, match=f"{name} holds other bytes than were sent"):
+            with pytest.raises(
+                WrongWeights, match=f"{name} holds bytes that differ from those sent"
+            ):
                 publish(checks, model(2), server, hashed)
     publish(checks, model(2), served(model(2), ranks), hashed)
 
@@ -156,7 +158,7 @@ def test_a_vector_is_whole_on_each_rank_or_cut_by_rows() -> None:
     checks = Checks(vectors(0), reports(ranks(9)), of_host)
     publish(checks, vectors(0), ranks(0))
     assert checks.exact == 2
-    with pytest.raises(WrongWeights, match=r"up\.bias holds other bytes than were sent"):
+    with pytest.raises(WrongWeights, match=r"up\.bias holds bytes that differ from those sent"):
         publish(checks, vectors(1), [ranks(1)[0], ranks(1)[1] | {"up.bias": torch.zeros(3)}])
 
 
@@ -174,7 +176,7 @@ def test_of_an_unknown_hash_it_is_known_what_must_change_and_what_must_not() -> 
     publish(checks, model(0), served(model(0), 1), foreign)
     assert checks.exact == 0 and checks.inexact == sorted(held(model(0), 0, 1))
     publish(checks, model(0), served(model(0), 1), foreign)  # sent again
-    with pytest.raises(WrongWeights, match="was sent again and did not change"):
+    with pytest.raises(WrongWeights, match="was sent with changes and did not change"):
         publish(checks, model(1), served(model(0), 1), foreign)
     publish(checks, model(0), served(model(0), 1), foreign)
     with pytest.raises(WrongWeights, match="changed and was sent as it was"):
@@ -200,8 +202,7 @@ async def test_tensors_that_no_layout_explains_are_named_once(
         assert await loader._verify(checks.expect(model(0))) == 0
     assert [record.getMessage() for record in caplog.records] == [
         "http://fake:1 gives checksums of 6 of its tensors (model.embed_tokens.weight first) that "
-        "no layout known here explains: of these it is only checked that they change when what "
-        "they are made of does"
+        "no known layout explains: these are only checked to change when their sources do"
     ]
 
 

@@ -79,7 +79,7 @@ def test_two_servers_are_sent_each_version_by_the_trainer_and_outlive_it(tmp_pat
     assert told.balances() and told.publication.count > 0
     assert "is started again" not in shown and not guards()
     said_by_actors = "".join(log.read_text() for log in (run / "logs").glob("*.log"))
-    assert "no layout known here" not in said_by_actors
+    assert "no known layout" not in said_by_actors
     points = map(json.loads, (run / METRICS).read_text().splitlines())
     steps = [point["metrics"] for point in points if point["kind"] == "step"]
     replayed = [step["router_replayed"] for step in steps]

@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 import numpy as np
 import trio
+from memory_link import memory_links
 
 from asyncrl.agents.gateway.app import application
 from asyncrl.agents.gateway.call_images import CallImages
@@ -28,7 +29,6 @@ from asyncrl.engines.scripted import Script, ScriptedEngine
 from asyncrl.messages import Ask, Enough, Message, Play, Reply
 from asyncrl.runtime.httpd.asgi import HttpRefusal
 from asyncrl.runtime.httpd.http_limits import HttpLimits
-from asyncrl.runtime.ipc.link import memory_links
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.tasks.text import Tokenizer
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import trio
+from memory_link import memory_links
 
 from asyncrl.actors.agent_openings import AgentOpenings
 from asyncrl.actors.agent_pool import AgentAttempt, AgentClock
@@ -26,7 +27,7 @@ from asyncrl.agents.gateway.played_sessions import PlayedSessions
 from asyncrl.agents.gateway.serve import serve
 from asyncrl.bundled.bundled_model import END_ID, VOCABULARY
 from asyncrl.messages import Ask, Drain, Drained, Message, Play, Reply, Report, Split
-from asyncrl.runtime.ipc.link import Link, memory_links
+from asyncrl.runtime.ipc.link import Link
 from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.sandbox.enders import Enders
 from asyncrl.tasks.text import Tokenizer

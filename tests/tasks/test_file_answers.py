@@ -182,5 +182,5 @@ def test_check_refuses_folders_that_runs_cannot_share(tmp_path: Path, tokenizer:
     write_group(SharedFolder(shared), group)
     assert check_foreign(config(), task) == []
     write_group(SharedFolder(tmp_path / "other"), msgspec.structs.replace(group, tokenizer="other"))
-    with pytest.raises(ConfigError, match=r"other.*this group is of another tokenizer"):
+    with pytest.raises(ConfigError, match=r"other.*this group was made with another tokenizer"):
         check_foreign(config(f"foreign.path={tmp_path / 'other'}"), task)

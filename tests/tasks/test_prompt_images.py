@@ -278,5 +278,5 @@ def test_bytes_of_parquet_are_images(tmp_path: Path) -> None:
 def test_a_model_of_text_refuses_an_image_by_name(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     prompt = ChatPrompt([{"role": "user", "content": [IMAGE, WHICH]}], "?", [], [ImageSource(b"x")])
-    with pytest.raises(TaskError, match="has an image, and this model reads text alone"):
+    with pytest.raises(TaskError, match="has an image, and this model reads only text"):
         Tokenizer(tmp_path).encode_shown(prompt)

@@ -261,7 +261,9 @@ async def test_a_name_that_the_model_lacks_is_refused_before_anything_is_sent(
         await publisher.load(1, weights(1))
         before = await vllm.checksums()
         unknown = weights(2) | {"model.norm.weigth": torch.zeros(128)}
-        with pytest.raises(NotLoaded, match="continues with what it had: the model has no param"):
+        with pytest.raises(
+            NotLoaded, match="continues with the weights that it had: the model has no param"
+        ):
             await publisher.load(2, unknown, weights(2))
         assert await vllm.checksums() == before
         assert await vllm.score(PROMPT) == pytest.approx(scores(1, PROMPT), abs=EXACT)
@@ -273,7 +275,7 @@ async def test_a_wrong_weight_that_checksums_cannot_know_of_is_found_by_the_cana
     """The trainer computed with other weights than were sent."""
     async with publishing(vllm) as publisher:
         await publisher.load(1, weights(1))
-        with pytest.raises(HalfLoaded, match=r"holds weights of which it is not known"):
+        with pytest.raises(HalfLoaded, match=r"holds weights that may not be version"):
             await publisher.load(2, weights(2), weights(3))
         await publisher.load(3, weights(3))
         assert await vllm.score(PROMPT) == pytest.approx(scores(3, PROMPT), abs=EXACT)
@@ -292,5 +294,5 @@ async def test_one_changed_bit_on_the_way_is_found_by_the_checksums(
             return flat
 
         monkeypatch.setattr(BucketStream, "take", flipped)
-        with pytest.raises(HalfLoaded, match="holds other bytes than were sent"):
+        with pytest.raises(HalfLoaded, match="holds bytes that differ from those sent"):
             await publisher.load(2, sent)

@@ -235,7 +235,7 @@ def test_a_run_goes_on_when_a_server_the_coordinator_and_the_launcher_are_killed
     assert code == 0, shown + said
     assert summary.read(run / SUMMARY).balances()
     logs = [path.read_text() for path in (run / "logs").glob("rollout-*")]
-    assert logs and not any("no layout known here explains" in log for log in logs)
+    assert logs and not any("no known layout explains" in log for log in logs)
     wait_for("nothing that is left", lambda: not processes_with(str(run / "initial")))
 
 

@@ -110,7 +110,7 @@ def test_every_byte_that_a_server_holds_is_compared() -> None:
         wrong = tensor.detach().clone()
         wrong.view(-1).view(torch.uint8)[-1] ^= 1
         (target,) = (target for target, parts in made.items() if name in parts)
-        with pytest.raises(WrongWeights, match=f"^{re.escape(target)} holds other bytes"):
+        with pytest.raises(WrongWeights, match=f"^{re.escape(target)} holds bytes that differ"):
             checks.verify(expected, report(held({**second, name: wrong})))
     checks.verify(expected, report(held(second)))
 

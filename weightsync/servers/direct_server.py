@@ -131,7 +131,7 @@ class DirectServer:
         try:
             canary.compare(version, reference, scores, self._tolerance)
         except canary.CanaryDied as died:
-            raise HalfLoaded(f"{self._client.url} is not to be used any more: {died}") from died
+            raise HalfLoaded(f"{self._client.url} can no longer be used: {died}") from died
 
     async def resume(self) -> None:
         """Go on as before: nothing was sent."""

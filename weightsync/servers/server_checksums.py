@@ -203,7 +203,7 @@ class Checks:
             fault: str | None
             if name in self._exact:
                 right = theirs == hashes[self._layouts[name][0]]
-                fault = "" if right else "holds other bytes than were sent"
+                fault = "" if right else "holds bytes that differ from those sent"
             elif (fault := self._found(name, hashes, theirs)) is None:
                 now[name] = hashes[_WHOLE][0], theirs
                 fault = self._moved(name, *now[name])
@@ -239,7 +239,7 @@ class Checks:
         if (parts_before != parts) == (theirs_before != theirs):
             return ""
         return (
-            "was sent again and did not change"
+            "was sent with changes and did not change"
             if theirs_before == theirs
             else "changed and was sent as it was"
         )

@@ -176,11 +176,11 @@ class WeightLoader:
             )
             if self._begun:
                 raise HalfLoaded(
-                    f"{url} holds weights of which it is not known that they are version "
-                    f"{version}: {reason}"
+                    f"{url} holds weights that may not be version {version}: {reason}"
                 ) from error
             raise NotLoaded(
-                f"{url} was not given version {version}, and continues with what it had: {reason}"
+                f"{url} did not get version {version}, and continues with the weights that it "
+                f"had: {reason}"
             ) from error
         return Loaded(
             pause_s=resumed - start,
@@ -266,9 +266,8 @@ async def verify(client: ServerClient, checks: Checks, expected: Expected) -> in
     checks.verify(expected, [rank.checksums for rank in await client.checksums()])
     if (inexact := checks.inexact) != before:
         logger.warning(
-            "%s gives checksums of %d of its tensors (%s first) that no layout known here "
-            "explains: of these it is only checked that they change when what they are made of "
-            "does",
+            "%s gives checksums of %d of its tensors (%s first) that no known layout explains: "
+            "these are only checked to change when their sources do",
             client.url,
             len(inexact),
             inexact[0],

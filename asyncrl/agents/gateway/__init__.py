@@ -1,6 +1,5 @@
-"""The agents' gateway: OpenAI's and Anthropic's APIs, and an episode's notes and
-rewards, for the agents that play a run's episodes. Their calls are answered by the coordinator,
-over the link of an agents actor.
+"""The gateway of the agents that play a run's episodes: OpenAI's and Anthropic's APIs, and an
+episode's notes and rewards. The coordinator answers their calls, over the link of an agents actor.
 
     app.py             the routes, and who may use them
     call_routes.py     the model's part of them

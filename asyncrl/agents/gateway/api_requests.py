@@ -1,6 +1,6 @@
-"""Requests about an episode, parsed from JSON: rewards, failed calls, things to open, notes. Those
-of the model are the dialects'. Invariant: one that cannot be done is a 400 that names the
-parameter."""
+"""Requests about an episode, parsed from JSON: rewards, failed calls, things to open, notes.
+Dialects parse the calls of the model. Invariant: a request that cannot be carried out gets a 400
+that names the parameter."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from asyncrl.sandbox.opened import Opened
 
 
 class TurnReward(msgspec.Struct, forbid_unknown_fields=True):
-    """A reward for a turn, or, without one, for the whole. `key`: of the turn, which advantages may
-    compare by."""
+    """A reward for a turn, or without one for the whole episode. Advantages may compare turns that
+    have the same `key`."""
 
     reward: float
     turn: Annotated[int, msgspec.Meta(gt=-(1 << 31), lt=1 << 31)] | None = None
@@ -24,20 +24,20 @@ class TurnReward(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TurnFailed(msgspec.Struct, forbid_unknown_fields=True):
-    """A turn that was a failed call of a tool."""
+    """A turn whose tool call failed."""
 
     tool: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
     turn: Annotated[int, msgspec.Meta(gt=-(1 << 31), lt=1 << 31)] = -1
 
 
 class FailedAttempt(msgspec.Struct, forbid_unknown_fields=True):
-    """The end of an attempt that has failed, and why, if the agent gives a reason."""
+    """The end of a failed attempt, with the reason if the agent gives one."""
 
     reason: str = ""
 
 
 class SoughtGame(msgspec.Struct, forbid_unknown_fields=True):
-    """A game that a host's agent plays now, by its key; and the host's games."""
+    """The key of the game that a host's agent plays now, and the host's other games."""
 
     key: Annotated[int, msgspec.Meta(ge=0)]
     next: Annotated[int, msgspec.Meta(ge=0)]
@@ -96,7 +96,7 @@ def given_up(body: bytes) -> FailedAttempt:
 
 
 def opened(body: bytes) -> Opened:
-    """The thing in `body` that is opened, or gone. Raises GatewayError (400)."""
+    """The thing in `body` that was opened or has ended. Raises GatewayError (400)."""
     return decode(body, Opened)
 
 

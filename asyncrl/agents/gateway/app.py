@@ -1,5 +1,5 @@
 """The gateway as an ASGI application: calls, notes and rewards of the episodes that agents play.
-Invariant: no body is read before the key is proved.
+Invariant: no body is read before the key is checked.
 
     …      /sessions/NAME/v1/…             a dialect (`call_routes`), with the key for calls
     GET    /v1/sessions/NAME/notes/KEY     {"value": …}, or 404; with the key for calls
@@ -49,9 +49,9 @@ from asyncrl.agents.gateway.seats import Seats
 from asyncrl.sandbox.opened import NoteError
 
 NAME = 200
-"""Characters of a note's key, at most."""
+"""The most characters of a note's key."""
 POLL_S = 20.0
-"""Seconds that a request for an episode waits for one."""
+"""Seconds that a request waits for an episode."""
 
 
 def application(
@@ -62,9 +62,9 @@ def application(
     others: OtherModels | None = None,
     seats: Seats | None = None,
 ) -> Starlette:
-    """The routes above. With `offers` programs elsewhere play; with `openings` agents open things
-    outside. Calls of the models in `others` are forwarded. With `seats` another run's agents play
-    (`game_routes`)."""
+    """The routes above. With `offers`, programs elsewhere play; with `openings`, agents may open
+    things outside; with `seats`, another run's agents play (`game_routes`). Calls of the models in
+    `others` are forwarded."""
     app = _EpisodeRoutes(gateway, sessions, offers, openings, others)
     calls, session = "/sessions/{session}/v1", "/v1/sessions/{session}"
     note = session + "/notes/{name:path}"
@@ -132,9 +132,9 @@ class _KeyGuarded:
 
 
 _WRONG = {
-    "call": "this is not this session's key for calls (episode.api_key)",
-    "reward": "this is not this session's key for rewards (episode.reward_key)",
-    "run": "this is not the run's key, which is in its directory (gateway.key)",
+    "call": "the key is not this session's key for calls (episode.api_key)",
+    "reward": "the key is not this session's key for rewards (episode.reward_key)",
+    "run": "the key is not the run's key, which is in the run directory (gateway.key)",
 }
 
 
@@ -190,14 +190,14 @@ class _EpisodeRoutes(CallRoutes):
         await whole(request, send, msgspec.json.encode(answer))
 
     async def opened(self, request: Request, send: Send) -> None:
-        assert self._openings is not None, "there is this route with openings alone"
+        assert self._openings is not None, "this route exists only with openings"
         opened = api_requests.opened(await self.body(request))
         with _noting():
             named = await self._openings.open(self.session(request).name, opened)
         await whole(request, send, msgspec.json.encode({"opened": named}))
 
     async def closed(self, request: Request, send: Send) -> None:
-        assert self._openings is not None, "there is this route with openings alone"
+        assert self._openings is not None, "this route exists only with openings"
         opened = api_requests.opened(await self.body(request))
         with _noting():
             wrong = await self._openings.close(self.session(request).name, opened)
@@ -205,7 +205,7 @@ class _EpisodeRoutes(CallRoutes):
 
     async def give_up(self, request: Request, send: Send) -> None:
         self.session(request)
-        assert self._offers is not None, "there is this route with offers alone"
+        assert self._offers is not None, "this route exists only if programs elsewhere play"
         asked = api_requests.given_up(await self.body(request))
         session = self.session(request)
         self._offers.end(session.name, "given_up", asked.reason)
@@ -213,8 +213,8 @@ class _EpisodeRoutes(CallRoutes):
 
     async def episode(self, request: Request, send: Send) -> None:
         """Answer with the next episode, or 204 if there is none within `POLL_S`. A program that
-        disconnects takes none."""
-        assert self._offers is not None, "there is this route with offers alone"
+        disconnects gets none."""
+        assert self._offers is not None, "this route exists only if programs elsewhere play"
         await self.body(request)
         facts: bytes | None = None
 
@@ -235,21 +235,19 @@ class _EpisodeRoutes(CallRoutes):
 
 @contextmanager
 def _noting() -> Iterator[None]:
-    """Say in the API's form why there is no note, so that nothing is opened."""
+    """Say in the API's form why the note failed, so that the agent opens nothing."""
     try:
         yield
     except NoteError as error:
         raise GatewayError(422, "not_endable", str(error)) from error
     except OSError as error:
-        raise GatewayError(503, "not_noted", f"there is no note of it: {error}") from error
+        raise GatewayError(503, "not_noted", f"it could not be noted: {error}") from error
 
 
 def _name(request: Request) -> str:
     name: str = request.path_params["name"]
     if not 0 < len(name) <= NAME:
-        raise GatewayError(
-            422, "note_key", f"the key of a note is a text of 1 to {NAME} characters"
-        )
+        raise GatewayError(422, "note_key", f"the key of a note must have 1 to {NAME} characters")
     return name
 
 

@@ -22,15 +22,15 @@ from asyncrl.tasks.images.pixels import written_png
 from asyncrl.tasks.images.vision_model import VisionModel
 
 ATTEMPT, ATTEMPT_BYTES = 1024, 2**29
-"""Different images of an attempt, and their bytes as they are kept, at most."""
+"""The most different images of an attempt, and the most bytes of them as they are kept."""
 REMEMBERED = 4096
-"""Encoded images whose hashes are remembered: agents send a history's again with each call."""
+"""Encoded images whose hashes are remembered, because agents resend a history with each call."""
 _HASH = 64
-"""Characters of a hash."""
+"""Characters in a hash."""
 
 
 class AttemptImages:
-    """The images of one attempt, by their numbers.
+    """The images of one attempt, numbered.
 
     >>> images = AttemptImages()
     >>> images.add("a", 9), images.add("b", 9), images.add("a", 9)
@@ -47,7 +47,7 @@ class AttemptImages:
         return [*self._numbers]
 
     def number(self, name: str) -> int:
-        """The number of an image that was added."""
+        """The number of an image that has been added."""
         return self._numbers[name]
 
     def add(self, name: str, size: int) -> int:
@@ -66,8 +66,8 @@ class AttemptImages:
 
 
 class CallImages:
-    """The images of all calls of one actor, for a model that reads them. `placeholder` is the text
-    of the token that stands for an image."""
+    """The images in all calls of one actor, for a model that reads images. `placeholder` is the
+    text of the token that stands for an image."""
 
     def __init__(self, store: KeptImages, model: VisionModel, placeholder: str) -> None:
         self._store, self._model, self._placeholder = store, model, placeholder
@@ -80,7 +80,7 @@ class CallImages:
         self, messages: Sequence[Mapping[str, Any]], attempt: AttemptImages
     ) -> list[dict[str, Any]]:
         """The messages, with hashes in place of the bytes of their images, which are kept. Raises
-        GatewayError for one that cannot be read, and for too many."""
+        GatewayError for an image that cannot be read, and for too many."""
         found = [part for part in _images(messages) if isinstance(part["image"], bytes)]
         if len(found) > IMAGES or sum(len(part["image"]) for part in found) > IMAGE_BYTES:
             raise bad(
@@ -103,15 +103,15 @@ class CallImages:
         first, *rest = text.split(self._placeholder)
         if len(rest) != len(names):
             raise bad(
-                f"the chat template gives {len(rest)} places to {len(names)} images: it may not "
-                "know images in this message, or a text names their token",
+                f"the chat template made {len(rest)} places for {len(names)} images: it may "
+                "not support images in this message, or a text contains their token",
                 "messages",
             )
         places = (self._placeholder + name + piece for name, piece in zip(names, rest, strict=True))
         return first + "".join(places)
 
     def plain(self, shown: str) -> tuple[str, list[str]]:
-        """The text that is tokenized of a shown text, and its images."""
+        """The text of a shown text that is tokenized, and its images."""
         first, *rest = shown.split(self._placeholder)
         pieces = [piece[_HASH:] for piece in rest]
         return self._placeholder.join([first, *pieces]), [piece[:_HASH] for piece in rest]
@@ -132,7 +132,7 @@ class CallImages:
         return [*found, *ids[at:]]
 
     def sampled_one(self, ids: Sequence[int]) -> bool:
-        """True if sampled ids have a placeholder, which is text that no request may have."""
+        """True if sampled ids have a placeholder, whose text no request may contain."""
         return self._model.token in ids
 
     def _part(self, part: Mapping[str, Any], attempt: AttemptImages) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class CallImages:
         return {"type": "image", "image": name}
 
     def _keep(self, data: bytes) -> tuple[str, int]:
-        """The hash of an encoded image, which is kept, and its bytes as it is kept. Raises
+        """Keep an encoded image. Returns its hash, and its bytes as it is kept. Raises
         GatewayError."""
         digest = sha256(data).digest()
         if digest in self._known:
@@ -187,7 +187,7 @@ def bare(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _images(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """The parts of messages that are images, in their order."""
+    """The parts of messages that are images, in order."""
     for message in messages:
         if isinstance(message["content"], list):
             yield from (part for part in message["content"] if part["type"] == "image")

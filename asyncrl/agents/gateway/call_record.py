@@ -1,4 +1,4 @@
-"""The record of one call, made as its tokens come. Invariant: it holds the tokens that the agent
+"""The record of one call, made as its tokens arrive. Invariant: it holds the tokens that the agent
 could read, up to the one that ended the answer."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LETTERS = string.ascii_letters + string.digits
 
 
 class CallRecord:
-    """Takes the pieces of a call, and keeps what was sampled up to its end."""
+    """Takes the pieces of a call and keeps the tokens that were sampled up to its end."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class CallRecord:
         self.broken = ""
         """The fault of the engine's tokens, in words."""
         self.refused = ""
-        """The reason of a refused call, a sentence."""
+        """The reason why a call was refused, a sentence."""
 
     @property
     def closed(self) -> bool:
@@ -60,11 +60,11 @@ class CallRecord:
 
     @property
     def called(self) -> bool:
-        """True if the answer has a call of a tool."""
+        """True if the answer has a tool call."""
         return any(isinstance(delta, ToolCall) for delta in self.deltas)
 
     def take(self, piece: GeneratedPiece) -> AnswerPart:
-        """Read a piece. Tokens that come after the end are left out."""
+        """Read a piece. Tokens after the end are ignored."""
         read = AnswerPart()
         self.broken = self.broken or self._wrong(piece)
         self.refused = self.refused or piece.refused
@@ -83,8 +83,8 @@ class CallRecord:
         return read
 
     def _numbered(self, delta: Delta) -> Delta:
-        """A call with a number. It is made of the context, so that it is the same in each attempt:
-        nine letters and digits, which every template takes."""
+        """A call with a number: nine letters and digits, which every template accepts, made from
+        the context, so that each attempt has the same."""
         if not isinstance(delta, ToolCall) or delta.id:
             return delta
         self._calls += 1
@@ -99,9 +99,9 @@ class CallRecord:
             len(piece.ids)
             and not 0 <= int(piece.ids.min()) <= int(piece.ids.max()) < self._vocabulary
         ):
-            return f"the engine sampled an id outside of the vocabulary of {self._vocabulary}"
+            return f"the engine sampled an id outside the vocabulary of {self._vocabulary}"
         return (
             ""
             if np.isfinite(piece.behaviour).all()
-            else "the engine gave a log-probability that is not a number"
+            else "the engine returned a log-probability that is not a number"
         )

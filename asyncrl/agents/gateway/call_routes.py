@@ -48,12 +48,12 @@ from asyncrl.agents.gateway.sent_replies import RESPONSES, as_message
 from asyncrl.runtime.ipc.waits import WaitExpired
 
 ENDS = (FULL, "context_length_exceeded")
-"""Codes of calls that are refused because the episode is as long as it may be."""
+"""Codes of calls that are refused because the episode has reached its limit."""
 _SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _JSON = "application/json"
 
 LARGE = 8
-"""Requests with images whose bodies are held at a time."""
+"""Requests with images whose bodies are in memory at a time."""
 
 Handler = Callable[[Request, Send], Awaitable[None]]
 Gone = Callable[[], Awaitable[None]]
@@ -84,7 +84,7 @@ class CallRoutes:
         return partial(self._call, dialect)
 
     def counted(self, dialect: Dialect) -> Handler:
-        """The handler of a dialect's counts of tokens."""
+        """The handler of a dialect's route that counts tokens."""
         return partial(self._count, dialect)
 
     async def _call(self, dialect: Dialect, request: Request, send: Send) -> None:
@@ -101,7 +101,7 @@ class CallRoutes:
                 await self._answer(dialect, request, send, session, call, prompt)
 
     async def _count(self, dialect: Dialect, request: Request, send: Send) -> None:
-        assert dialect.counts is not None, "there is this route with counts alone"
+        assert dialect.counts is not None, "this route exists only for dialects that count tokens"
         with self._called(request) as session, self._gateway.slot():
             async with self._room(request):
                 body = await self.body(request)
@@ -118,7 +118,7 @@ class CallRoutes:
     async def _forwarded(
         self, path: str, request: Request, send: Send, session: PlayedSession, body: bytes
     ) -> bool:
-        """Answer a call of a model that is not trained; False if it is of the trained one. The
+        """Answer a call of a model that is not trained; return False for the trained one. The
         agent's clock runs meanwhile, as for a tool. Raises GatewayError."""
         if self._others is None or not self._others.names:
             return False
@@ -168,8 +168,8 @@ class CallRoutes:
             before = session.sent.chat(call.after)
             if before is None:
                 raise bad(
-                    f"no answer {call.after!r} is kept in this session (the last {RESPONSES} are, "
-                    "unless store is false); send all messages as input",
+                    f"no answer {call.after!r} is kept in this session (it keeps the last "
+                    f"{RESPONSES}, unless store is false); send all messages as input",
                     "previous_response_id",
                 )
             messages = [*before, *call.messages]
@@ -193,7 +193,7 @@ class CallRoutes:
         call: ModelCall,
         prompt: Prompt,
     ) -> None:
-        """Sample, and answer at once or as a stream."""
+        """Sample, and answer as a whole or as a stream."""
         facts = AnswerFacts(secrets.token_hex(12), int(time.time()), len(prompt.ids))
         envelope = dialect.envelope(call, facts)
         headers = {"x-ignored": shown(call.ignored)} if call.ignored else {}
@@ -236,7 +236,7 @@ class CallRoutes:
     async def _sample_all(
         self, request: Request, choices: int, sample: Callable[[int, Gone], Awaitable[None]]
     ) -> None:
-        """Sample every choice at a time. Raises GatewayError, the first one's."""
+        """Sample all choices at the same time. Raises the GatewayError of the first that fails."""
         if choices == 1:
             await sample(0, lambda: self.gone(request))
             return
@@ -265,16 +265,17 @@ class CallRoutes:
             raise failed[0]
 
     def session(self, request: Request) -> PlayedSession:
-        """The session of a request. Raises GatewayError (404) if it is not played."""
+        """The session of a request. Raises GatewayError (404) if no agent plays it."""
         return self._sessions.named(session_of(request))
 
     @contextmanager
     def _called(self, request: Request) -> Iterator[PlayedSession]:
-        """The session that is called in the block. Raises GatewayError if it takes no calls."""
+        """The session of a call that runs in the block. Raises GatewayError if it takes no
+        calls."""
         session = self.session(request)
         if session.rewarded:
             raise GatewayError(
-                422, "rewarded", "the episode has its reward, and takes no more calls"
+                422, "rewarded", "the episode already has its reward, so it takes no more calls"
             )
         try:
             yield session
@@ -305,14 +306,14 @@ class CallRoutes:
                         raise _too_large(most)
         except WaitExpired as error:
             raise GatewayError(
-                408, "too_slow", f"the request was not here after {settings.body_s:g} s"
+                408, "too_slow", f"the request had not arrived after {settings.body_s:g} s"
             ) from error
         return bytes(body)
 
     @asynccontextmanager
     async def _room(self, request: Request) -> AsyncIterator[None]:
-        """Room for the body of a call: few that have images are held at a time. Raises GatewayError
-        (503) if there is none in time."""
+        """Room for the body of a call: few bodies with images are in memory at a time. Raises
+        GatewayError (503) if there is no room in time."""
         settings = self._gateway.settings
         if int(request.headers.get("content-length", "0")) <= settings.body_bytes:
             yield
@@ -324,7 +325,7 @@ class CallRoutes:
                 await self._large.acquire()
         except WaitExpired as error:
             raise GatewayError(
-                503, "busy", f"{LARGE} large requests are read; try again", retry_s=1
+                503, "busy", f"{LARGE} large requests are being read; try again", retry_s=1
             ) from error
         try:
             yield
@@ -399,7 +400,7 @@ def session_of(request: Request) -> str:
 
 def _too_large(most: int) -> GatewayError:
     return GatewayError(
-        413, "too_large", f"a request may have {most} bytes here; this one has more"
+        413, "too_large", f"a request may have {most} bytes here, and this one has more"
     )
 
 
@@ -413,23 +414,25 @@ async def _no_route(request: Request, error: Exception) -> Response:
     what = (
         "there is nothing at this path"
         if error.status_code == 404
-        else "this path does not take this method"
+        else "this path does not support this method"
     )
     return _said(request, GatewayError(error.status_code, "no_route", what))
 
 
 async def _left(request: Request, error: Exception) -> Response:
-    return _said(request, GatewayError(400, "gone", "the request ended before its body did"))
+    return _said(
+        request, GatewayError(400, "gone", "the request ended before its body was complete")
+    )
 
 
 async def _failed(request: Request, raised: Exception) -> Response:
-    """Starlette raises the error again after this, so that the server logs it."""
-    error = GatewayError(500, "internal_error", "the gateway failed; its log says why")
+    """Answer with 500. Starlette then raises the error again, so that the server logs it."""
+    error = GatewayError(500, "internal_error", "the gateway failed; see its log")
     return _said(request, error)
 
 
 def _said(request: Request, error: GatewayError) -> Response:
-    """An error in the form of the dialect that the path speaks."""
+    """An error in the form of the path's dialect."""
     return error.response(error_body(request.url.path, error))
 
 

@@ -1,8 +1,8 @@
-"""Keys of one session for one thing each, made from the run's key. Pure.
+"""Keys of a session, one for each right, made from the run's key. Pure.
 
-An agent samples with its session's key for calls. A program that a model wrote may have that key
-too, and cannot give the session a reward with it: rewards need the other key. Neither key reveals
-the other, another session's, or the run's.
+An agent samples with its session's key for calls. A program that a model wrote may have that key,
+too, but cannot set a reward with it: rewards need the other key. Neither key reveals the other,
+another session's, or the run's.
 """
 
 from __future__ import annotations
@@ -26,6 +26,6 @@ def capability(run_key: bytes, session: str, right: Right) -> str:
 
 
 def has_right(key: str, run_key: bytes, session: str, right: Right) -> bool:
-    """True if `key`, which a client sent, is that key; compared in constant time."""
+    """True if `key`, which a client sent, is that key. The comparison takes constant time."""
     expected = capability(run_key, session, right).encode()
     return hmac.compare_digest(key.encode(errors="surrogatepass"), expected)

@@ -1,9 +1,9 @@
 """Conversations whose replies keep their sampled tokens (`agent.history = "as_sampled"`).
 
-A template may render an earlier reply in another way than it was sampled: some drop its thoughts.
-Then the next call's context leaves inside the reply. Here it does not: the context is that of the
-call which sampled the last reply that the conversation has, with the reply, and behind it what the
-template makes of the messages that follow.
+A template may render an earlier reply differently from how it was sampled: some drop its thoughts.
+The next call's context would then diverge inside the reply. Here it does not: it is the context of
+the call that sampled the conversation's last reply, that reply, and then the messages that follow
+as the template renders them.
 
     messages   user a, assistant <think>…</think>b, user c
     template   [user]a[assistant]b[user]c[assistant]            the thought is gone
@@ -32,7 +32,7 @@ Render = Callable[[Messages], str]
 
 
 class Conversation:
-    """The messages of a call, and the tools that it offers."""
+    """The messages of a call and the tools that it offers."""
 
     def __init__(self, messages: Messages, tools: Messages) -> None:
         self.messages = messages
@@ -40,7 +40,8 @@ class Conversation:
         self._digests = [*self._read()]
 
     def replies(self) -> Iterator[tuple[int, bytes]]:
-        """The replies in it, the last one first: their positions, and digests of all up to them."""
+        """Its replies, the last one first: their positions, and digests of everything up to
+        them."""
         for at in reversed(range(len(self.messages))):
             if self.messages[at]["role"] == "assistant":
                 yield at, self._digests[at]
@@ -57,7 +58,7 @@ class Conversation:
         return [_thought(hasher, thoughts) for thoughts in {"", thoughts_of(deltas)}]
 
     def rest(self, at: int, render: Render) -> str | None:
-        """The text that the template puts behind the reply at this position; None if that cannot be
+        """The text that the template puts after the reply at this position; None if that cannot be
         determined. Raises what `render` raises."""
         mark = secrets.token_hex(16)
         marked = {"role": "assistant", "content": mark}

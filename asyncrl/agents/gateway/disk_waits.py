@@ -1,5 +1,5 @@
-"""Waits until what was said of an attempt is on the disk of its run. Invariant: each asker hears of
-its own request alone, and waits for a bounded time."""
+"""Waits until the messages about an attempt are on its run's disk. Invariant: each request gets its
+own answer, within a bounded time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncrl.messages import KeepGame, Kept, Play
 from asyncrl.runtime.ipc.waits import Waits
 
 KEPT_S = 600.0
-"""Seconds in which a disk must take what was said."""
+"""Seconds within which the messages must be on disk."""
 
 
 class DiskWaits:
@@ -25,8 +25,8 @@ class DiskWaits:
         self._told: dict[int, Kept] = {}
 
     async def kept(self, play: Play) -> str:
-        """Return the state of an attempt (`Kept`) once all that was said of it is on the disk.
-        Raises WaitExpired."""
+        """Return the state of an attempt (`Kept`) once all its messages are on disk. Raises
+        WaitExpired."""
         ticket, told = next(self._tickets), trio.Event()
         self._asked[ticket] = told
         self._say(KeepGame(ticket, play.rollout, play.attempt))

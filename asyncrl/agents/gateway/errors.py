@@ -10,8 +10,8 @@ _CHARACTERS = 1000
 
 
 class GatewayError(Exception):
-    """A request was refused or failed. `status` is HTTP's; `code` names the kind for programs;
-    `param` is the field of the request that it is about; it is worth another try after `retry_s`
+    """A request was refused or failed. `status` is the HTTP status; `code` names the kind for
+    programs; `param` is the field of the request at fault; a retry makes sense after `retry_s`
     seconds."""
 
     def __init__(
@@ -57,5 +57,5 @@ class GatewayError(Exception):
 
 
 def bad(message: str, param: str | None = None, code: str = "invalid_value") -> GatewayError:
-    """The error of a request that can never be done."""
+    """The error of a request that can never succeed."""
     return GatewayError(400, code, message, param=param)

@@ -2,10 +2,10 @@
 in which they came.
 
 Invariant: an answer is bounded in bytes and time, and a failure is one sentence in that dialect's
-form, which holds no key. Nothing here is sampled by the run: it is no turn, and is not counted.
+form, which holds no key. The run samples nothing here: a call is no turn, and is not counted.
 
-A good answer is noted with the episode before the agent gets it, so that a later attempt, which
-makes the same call, gets the same answer. The n-th of equal calls gets the n-th answer.
+A good answer is noted with the episode before the agent gets it, so that a later attempt that makes
+the same call gets the same answer. The n-th of equal calls gets the n-th answer.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from asyncrl.escape import escaped
 from asyncrl.runtime.ipc.waits import WaitExpired, Waits
 
 IDLE_S = 4.0
-"""Seconds after which an idle connection is not used again: servers close one after 5 s or more."""
+"""Seconds after which an idle connection is not reused: servers close one after 5 s or more."""
 NOTE = "asyncrl/model/"
-"""Start of the names under which answers are noted."""
+"""Prefix of the names under which answers are noted."""
 _SAID = 300
 _WARNINGS = 64
 
@@ -57,10 +57,10 @@ class Forwarding:
         return [*self._models]
 
     def refuse(self, model: str) -> None:
-        """Any other name is the trained model's."""
+        """Accept any model: a name that is not forwarded means the trained model."""
 
     async def answer(self, session: PlayedSession, call: OtherCall) -> OtherAnswer:
-        """The answer to a call, which may be that of an earlier attempt. Raises GatewayError."""
+        """The answer to a call, possibly from an earlier attempt. Raises GatewayError."""
         model, asked = call.model, call.digest
         with session.other_call(asked) as number:
             name = f"{NOTE}{asked}/{number}"
@@ -72,8 +72,8 @@ class Forwarding:
             else:
                 self._tell(
                     f"{model} room",
-                    f"answers of agent.models.{model} are not kept: an episode has no room for "
-                    "more, and another attempt at it may get other ones",
+                    f"answers of agent.models.{model} are no longer kept: the episode has no "
+                    "room for more, and another attempt at it may get different ones",
                 )
             return answer
 
@@ -91,7 +91,7 @@ class Forwarding:
             why = f"its url is unreachable ({type(error).__name__})"
             raise self._failed(model, 502, why) from None
         except httpx2.InvalidURL:
-            raise self._failed(model, 502, "its url cannot be asked") from None
+            raise self._failed(model, 502, "its url is not one that can be called") from None
 
     async def _sent(self, call: OtherCall) -> OtherAnswer:
         model = call.model
@@ -117,12 +117,12 @@ class Forwarding:
     def _failed(
         self, model: str, status: int, why: str, *, retry_s: int | None = None
     ) -> GatewayError:
-        """The error of a call, which the log names once for each model and reason."""
+        """The error of a call. It is logged once for each model and reason."""
         self._tell(f"{model} {status}", f"a call of agent.models.{model} failed: {why}")
         return GatewayError(
             status,
             "other_model",
-            f"the model {model!r}, which is not trained (agent.models): {why}",
+            f"the model {model!r} (agent.models, not trained): {why}",
             param="model",
             retry_s=retry_s,
         )
@@ -140,7 +140,7 @@ async def open_forwarding(
     waits: Waits,
     transport: httpx2.AsyncBaseTransport | None = None,
 ) -> AsyncIterator[Forwarding]:
-    """The other models, each with a client of its own and its key in the headers alone."""
+    """The other models, each with its own client, and its key only in the headers."""
     async with AsyncExitStack() as opened:
         clients = {
             name: await opened.enter_async_context(_client(other, key, transport))
@@ -174,7 +174,7 @@ async def _bounded(response: httpx2.Response) -> bytes | None:
 
 
 def _passed_on(status: int) -> tuple[int, int | None]:
-    """The status of the gateway's answer, and seconds until another try is worth it."""
+    """The status of the gateway's answer, and the seconds until a retry makes sense."""
     if status in (429, 503):
         return status, 1
     return (400, None) if status in (400, 413, 422) else (502, None)

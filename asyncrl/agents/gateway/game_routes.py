@@ -1,5 +1,5 @@
 """The gateway of a guest, for the host of its games. Invariant: no body is read before the key is
-proved, so that no stranger takes a seat.
+checked, so that no stranger takes a seat.
 
     POST   /v1/episodes            {"key": 12, "next": …, "live": […], "buried": […]}, with the
                                    run's key: the facts of the game's episode, or {"state": …}
@@ -8,7 +8,7 @@ proved, so that no stranger takes a seat.
     POST   /v1/sessions/NAME/end   {"reward": 1.0} ends it well: {"state": "ended"}, on the disk
     DELETE /v1/sessions/NAME       {"reason": "…"}: this attempt is over, another may come
 
-A game's key and the run's that it is sought with are known to runs of the game alone.
+Only runs of the game know its key and the run's key with which a seat is requested.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from asyncrl.agents.gateway.seats import Seats
 from asyncrl.messages import GameState, Standing
 
 SEEK_S = 20.0
-"""Seconds that a request for a seat waits for one."""
+"""Seconds that a request waits for a seat."""
 
 
 class GameRoutes(CallRoutes):
@@ -38,7 +38,7 @@ class GameRoutes(CallRoutes):
         self._seats = seats
 
     async def seek(self, request: Request, send: Send) -> None:
-        """Answer with a seat, or 204 if there is none in time. A host that disconnects takes
+        """Answer with a seat, or 204 if there is none in time. A host that disconnects gets
         none."""
         asked = api_requests.sought(await self.body(request))
         found: bytes | GameState | None = None

@@ -1,8 +1,8 @@
-"""The table of a game at its host: where the other policies sit. Pure.
+"""The table of a game at its host: the seats of the other policies. Pure.
 
-A game's end is noted with the host's episode before it ends in any other run, under the attempt's
-name, as is each answer that the attempt got. So a later attempt, which finds that a guest has
-ended, is answered from those notes, and ends as that attempt did.
+Each answer that an attempt gets, and its game's end before any other run ends, are noted with the
+host's episode under the attempt's name. So a later attempt that finds that a guest has ended is
+answered from those notes, and ends as that attempt did.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class GameOutcome(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """The seats of the guests that play, by policy. With an `outcome` the others have ended by it,
-    and are answered from the notes of its attempt."""
+    """The seats of the guests that play, by policy. With an `outcome`, the other guests have ended
+    with it, and are answered from the notes of its attempt."""
 
     seats: dict[str, GuestSeat]
     outcome: GameOutcome | None = None
 
 
 def outcome_of(notes: Mapping[str, bytes]) -> GameOutcome | None:
-    """The outcome that was noted last; None if there is none.
+    """The last outcome that was noted; None if there is none.
 
     >>> outcome_of({"asyncrl/outcome/2": b'{"attempt": 2, "rewards": {"solver": 1.0}}'}).attempt
     2

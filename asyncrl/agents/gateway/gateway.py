@@ -1,6 +1,6 @@
-"""The gateway: one call from its prompt to its end. Invariant: a call is interrupted and then read
-to its end, never cut off, whatever ends it: the model, a stop string, a client that
-disconnects, the end of its attempt or its deadline."""
+"""The gateway: one call from its prompt to its end. Invariant: whatever ends a call (the model, a
+stop string, a client that disconnects, the end of its attempt, its deadline), it is interrupted and
+then read to its end, never cut off."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from asyncrl.tasks.text import Tokenizer
 logger = logging.getLogger(__name__)
 
 FULL = "episode_full"
-"""The code of a call that is refused because the episode is as long as it may be."""
+"""The code of a call that is refused because the episode has reached its limit."""
 _WARNINGS = 64
-"""Parameters without effect that the log names, at most."""
+"""The most parameters without effect that the log names."""
 _GRACE_S = 60.0
 """Seconds that an engine may take to react to an interrupt."""
 
 
 class Gateway:
-    """The calls of all agents of one actor, each of a session that is played."""
+    """The calls of all agents of one actor, each in a session that an agent plays."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Gateway:
         self._warned = set[str]()
 
     def warn(self, ignored: Sequence[str]) -> None:
-        """Say in the log, once for each parameter, that it has no effect."""
+        """Log, once for each parameter, that it has no effect."""
         for name in ignored:
             if name not in self._warned and len(self._warned) < _WARNINGS:
                 self._warned.add(name)
@@ -71,7 +71,9 @@ class Gateway:
                     "the parameter %s of agents' calls has no effect: %s "
                     "(agent.strict_parameters refuses it)",
                     escaped(name, 80),
-                    NO_FORM if name in FORMS else "training fixes it, or it is not done here",
+                    NO_FORM
+                    if name in FORMS
+                    else ("training fixes it, or the gateway does not support it"),
                 )
 
     @property
@@ -86,14 +88,14 @@ class Gateway:
             raise GatewayError(
                 503,
                 "not_ready",
-                "the run is behind with its agents' messages; try again",
+                "too many messages of agents are waiting to be sent; try again",
                 retry_s=1,
             )
         if self._calls >= self.settings.calls:
             raise GatewayError(
                 429,
                 "busy",
-                f"{self._calls} calls are running, which is the limit; try again",
+                f"{self._calls} calls are already running, which is the limit; try again",
                 retry_s=1,
             )
         self._calls += 1
@@ -169,7 +171,7 @@ class Gateway:
             raise GatewayError(422, code, record.refused)
         if record.broken:
             raise GatewayError(
-                502, "bad_engine", f"{record.broken}; the run's logs say which engine"
+                502, "bad_engine", f"{record.broken}; the run's logs name the engine"
             )
         if record.finish == "interrupted":
             raise self._interrupted(session, "late" in cut)
@@ -183,8 +185,9 @@ class Gateway:
         return CallEnd(finish, len(prompt.ids), len(record.ids), record.stop)
 
     def _count_reply(self, *, called: bool, text: str) -> None:
-        """Count a reply to a call with tools, and whether it looks like a call that cannot be read:
-        an agent then does nothing, and the run trains that (the condition `unread_calls`)."""
+        """Count a reply to a call with tools, and whether it looks like a tool call that cannot be
+        read: then the agent does nothing, and the run would train that (the condition
+        `unread_calls`)."""
         self._count("agents_offered_tools")
         if not called and looks_like_a_call(text):
             self._count("agents_unread_calls")
@@ -199,7 +202,7 @@ class Gateway:
         sent = isinstance(call.prompt, list)  # else a negative id is a part of an image
         if max(ids) >= settings.vocabulary or (sent and min(ids) < 0):
             raise bad(
-                f"the prompt has an id outside of the vocabulary of {settings.vocabulary}; use "
+                f"the prompt has an id outside the vocabulary of {settings.vocabulary}; use "
                 "the model's own tokenizer",
                 "prompt",
             )
@@ -208,7 +211,7 @@ class Gateway:
         if room < (budget or 1):
             raise bad(
                 f"{len(ids)} tokens of context and {budget or 1} to sample exceed the model's "
-                f"{settings.context_tokens}",
+                f"context of {settings.context_tokens}",
                 code="context_length_exceeded",
             )
         return budget or room
@@ -236,7 +239,8 @@ class Gateway:
             return GatewayError(
                 504,
                 "too_slow",
-                f"the answer was not complete after {self.settings.call_s:g} s; lower max_tokens",
+                f"the answer was still incomplete after {self.settings.call_s:g} s; lower "
+                "max_tokens",
             )
         if session.over:
             return ended(session.name)

@@ -13,11 +13,11 @@ _ITEMS, _TOKEN_ITEMS = 4096, 2
 
 class Settings(msgspec.Struct, frozen=True):
     """`model` is the name that agents ask for; `context_tokens` and `vocabulary` are the engine's.
-    At most `calls` run at a time, each for at most `call_s` seconds. A body arrives within `body_s`
-    seconds, and waits at most as long to be read. With `as_sampled` a chat's earlier replies
-    are the tokens that were sampled, whatever its template makes of them. `strict`: a parameter
-    without effect is refused, and so is another model's name. `blind` is the reason why images are
-    not read, the end of a sentence; empty if they are."""
+    At most `calls` run at a time, each for at most `call_s` seconds. A body must arrive within
+    `body_s` seconds, and waits at most as long to be read. With `as_sampled` a chat's earlier
+    replies are the tokens that were sampled, whatever its template makes of them. With `strict` a
+    parameter without effect is refused, and so is another model's name. `blind` says why images are
+    not read, as the end of a sentence; empty if they are read."""
 
     model: str
     context_tokens: int
@@ -27,22 +27,22 @@ class Settings(msgspec.Struct, frozen=True):
     body_s: float = 30.0
     as_sampled: bool = False
     strict: bool = False
-    blind: str = "this model reads text alone"
+    blind: str = "this model reads only text"
 
     @property
     def body_bytes(self) -> int:
-        """The size of a request's body at most: 64 KiB, and 32 bytes for each token of context.
-        Example: 192 KiB for 4,096 tokens. (A letter that JSON escapes takes six bytes, and tokens
-        of such letters have three or four.)"""
+        """The largest body of a request: 64 KiB, and 32 bytes for each token of context. Example:
+        192 KiB for 4,096 tokens. (A letter that JSON escapes takes six bytes, and tokens of such
+        letters have three or four.)"""
         return _BODY_BYTES + _TOKEN_BYTES * self.context_tokens
 
     @property
     def most_bytes(self) -> int:
-        """The size of a body with images at most: their bytes in base64 come on top."""
+        """The largest body with images: that, and the images in base64."""
         return self.body_bytes + (0 if self.blind else 4 * (IMAGE_BYTES // 3 + 1))
 
     @property
     def items(self) -> int:
-        """The number of commas in a request's JSON at most, and so about that of its items: 4,096,
-        and two for each token of context."""
+        """The most commas in a request's JSON, so about the most items: 4,096, and two for each
+        token of context."""
         return _ITEMS + _TOKEN_ITEMS * self.context_tokens

@@ -1,8 +1,8 @@
 """A call and its answer in the one form that all dialects share. A dialect reads a body into a
 `ModelCall`, and writes what was sampled by an `Envelope`; everything between knows no dialect.
 
-Invariant: messages and tools are those that chat templates know: text alone, arguments as objects,
-and nothing that is null.
+Invariant: messages and tools have the form that chat templates know: text only, arguments as
+objects, no null values.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallEnd(msgspec.Struct, frozen=True):
-    """The end of an answer: OpenAI's reason, the number of tokens of context and reply, and the
+    """The end of an answer: OpenAI's reason, the numbers of tokens in context and reply, and the
     stop string that ended it."""
 
     finish: Literal["stop", "length", "tool_calls"]
@@ -59,23 +59,23 @@ class CallEnd(msgspec.Struct, frozen=True):
 
 
 class Token(msgspec.Struct, frozen=True):
-    """A reported token: its own text, and its log-probability."""
+    """A reported token: its text and its log-probability."""
 
     text: str
     behaviour: float
 
 
 class AnswerPart(msgspec.Struct):
-    """A part of an answer: the text and calls that became readable, and the tokens that were
-    sampled meanwhile."""
+    """A part of an answer: the text and calls that became readable, and the tokens sampled for
+    them."""
 
     deltas: list[Delta] = []
     tokens: list[Token] = []
 
 
 class AnswerFacts(NamedTuple):
-    """The number of an answer, in letters and digits; when it began, in seconds since 1970; and the
-    tokens of its context."""
+    """The number of an answer, in letters and digits; its start in seconds since 1970; and the
+    tokens in its context."""
 
     number: str
     created: int
@@ -106,15 +106,15 @@ class SampledChoice(NamedTuple):
 
 
 class Envelope(ABC):
-    """The forms of the answer to one call. Invariant: the parts of a stream, joined, are the answer
-    that is not streamed."""
+    """Writes the answer to one call. Invariant: the joined parts of a stream equal the answer that
+    is not streamed."""
 
     def __init__(self, call: ModelCall, facts: AnswerFacts) -> None:
         self._call, self._facts = call, facts
 
     @property
     def id(self) -> str:
-        """The name by which a later call may follow this answer; empty where none can."""
+        """The name by which a later call may follow this answer; empty if none can."""
         return ""
 
     @abstractmethod
@@ -135,7 +135,7 @@ class Envelope(ABC):
 
     @abstractmethod
     def failed(self, error: GatewayError) -> bytes:
-        """The end of a stream that had begun when it failed."""
+        """The end of a stream that failed after it had begun."""
 
 
 class Dialect(NamedTuple):

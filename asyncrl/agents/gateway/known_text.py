@@ -1,5 +1,5 @@
-"""Texts whose tokens are known: what an episode's model has seen and sampled. Invariant: every
-known text was added, byte for byte (by its 128-bit digest).
+"""Texts whose tokens are known, because an episode's model has seen or sampled them. Invariant:
+every known text was added, byte for byte (by its 128-bit digest).
 
 A template renders a conversation again for each call, and the same text may have other tokens than
 were sampled. So a call's text is looked up first: as far as it is a text that the model saw or
@@ -21,8 +21,7 @@ def _hasher() -> hashlib.blake2b:
 
 
 class KnownText:
-    """The calls of one attempt that were answered. They are bounded by what the coordinator grants
-    an episode."""
+    """The answered calls of one attempt. What the coordinator grants an episode bounds them."""
 
     def __init__(self) -> None:
         self._tree = CallTree()

@@ -2,8 +2,8 @@
 rendered with the template and read back by each form; the form that gives the same call is the
 model's.
 
-Invariant: a call in a form that cannot be read is never taken for text without a word: tools are
-refused then.
+Invariant: a call in a form that cannot be read is never silently taken for text: tools are refused
+then.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ _TOOL = {
     "function": {"name": _NAME, "description": "Find papers.", "parameters": _SCHEMA},
 }
 _IDS = ("Zk3fN8qLw", f"functions.{_NAME}:0")
-"""Numbers of calls: some templates take nine letters and digits alone, some their own form."""
+"""Numbers of calls: some templates accept only nine letters and digits, some only their own
+form."""
 
 
 class Renders(Protocol):
-    """The parts of a tokenizer that are needed."""
+    """The parts of a tokenizer that are needed here."""
 
     template: str
     stop_ids: tuple[int, ...]
@@ -56,9 +57,9 @@ class Renders(Protocol):
 
 
 class ModelFormat(msgspec.Struct, frozen=True):
-    """`calls` is the form of calls, and `pair` the marks of thoughts; None: there are none. The
-    template takes arguments as text with `text_arguments`, and no content beside calls with
-    `no_content`. With `hides_tools` it shows no tools, though the model's calls can be
+    """`calls` is the form of calls, and `pair` the marks of thoughts; None: the model has none.
+    With `text_arguments` the template takes arguments as text; with `no_content` it takes no
+    content beside calls; with `hides_tools` it shows no tools, though the model's calls can be
     read. Tools are refused with `refusal`, a sentence, if it is not empty."""
 
     calls: ToolFormat | None = None
@@ -119,7 +120,8 @@ def opened(prompt: str, pair: tuple[str, str]) -> str:
 
 
 def format_of(tokenizer: Renders) -> ModelFormat:
-    """The form of a model with this tokenizer. The template's process is asked some times."""
+    """The form of a model with this tokenizer. It takes several requests to the template's
+    process."""
     template = tokenizer.template
     if not template:
         return ModelFormat()
@@ -144,11 +146,11 @@ def format_of(tokenizer: Renders) -> ModelFormat:
     if not shown:
         return _refusing(plain, "does not show tools to it: describe tools in the prompt")
     if not written:
-        return _refusing(plain, "does not write calls of tools: write them in the text of messages")
+        return _refusing(plain, "does not render tool calls: write them in the text of messages")
     names = ", ".join(form.name for form in every_format())
     return _refusing(
         plain,
-        f"writes calls of tools in a form that the gateway cannot read (it reads {names}): "
+        f"renders tool calls in a form that the gateway cannot read (it reads {names}): "
         "describe tools in the prompt",
     )
 
@@ -160,7 +162,7 @@ def _refusing(plain: ModelFormat, reason: str) -> ModelFormat:
 
 
 def _reads(form: ToolFormat, reply: str) -> bool:
-    """True if a form reads the call of the probe, and no other, in a reply."""
+    """True if a form reads exactly the call of the probe in a reply."""
     parser = form.parser(schemas_of([_TOOL]))
     deltas = [*parser.push(reply), *parser.end()]
     calls = [delta for delta in deltas if isinstance(delta, ToolCall)]
@@ -194,7 +196,7 @@ def _reply(
 
 
 def _common(one: str, other: str) -> int:
-    """The number of characters with which both begin, up to the mark in which they part: `<think>`
+    """The number of characters that both begin with, up to the mark in which they differ: `<think>`
     and `<tool_call>` have none in common."""
     pairs = enumerate(zip(one, other, strict=False))
     size = next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -17,7 +17,8 @@ Outcome = Literal["rewarded", "given_up"]
 
 
 class Offer:
-    """An episode that waits for a program, or is with one. `facts` is the JSON that it gets."""
+    """An episode that waits for a program, or that a program plays. `facts` is the JSON for the
+    program."""
 
     def __init__(self, session: str, facts: bytes) -> None:
         self.session, self.facts, self.withdrawn = session, facts, False
@@ -34,7 +35,7 @@ class Offers:
         self._offers: dict[str, Offer] = {}
 
     def put(self, session: str, facts: bytes) -> Offer:
-        """Offer an episode. As many wait as the actor has episodes."""
+        """Offer an episode. No more can wait than the actor has episodes."""
         offer = self._offers[session] = Offer(session, facts)
         self._send.send_nowait(offer)
         return offer
@@ -45,7 +46,7 @@ class Offers:
         del self._offers[offer.session]
 
     async def take(self) -> bytes:
-        """Take the next episode, as soon as there is one. Returns its facts."""
+        """Take the next episode as soon as there is one, and return its facts."""
         while True:
             offer = await self._receive.receive()
             if not offer.withdrawn:

@@ -16,6 +16,6 @@ class Openings(Protocol):
         ...
 
     async def close(self, session: str, opened: Opened) -> str:
-        """End a thing, which may be gone. Returns why it could not be ended, "" if it is gone.
-        Raises GatewayError and NoteError."""
+        """End a thing that may already be gone. Returns why it could not be ended, or "" if it is
+        gone. Raises GatewayError and NoteError."""
         ...

@@ -1,4 +1,4 @@
-"""Calls of models that the run of a session does not sample, and their answers."""
+"""Calls of models that the session's run does not sample, and their answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from asyncrl.agents.gateway.played_session import PlayedSession
 
 ANSWER_BYTES = 2**20
-"""Bytes of an answer, at most."""
+"""The most bytes of an answer."""
 _PASSED = ("anthropic-version", "anthropic-beta")
 """Headers of a call that are passed on."""
 
@@ -31,7 +31,7 @@ class OtherCall(NamedTuple):
         return hashlib.sha256(msgspec.msgpack.encode(asked)).hexdigest()
 
     def passed(self, *more: str) -> dict[str, str]:
-        """The headers that are passed on, and `more`, where the call has them."""
+        """The call's headers that are passed on, those in `more` included."""
         return {name: self.headers[name] for name in (*_PASSED, *more) if name in self.headers}
 
     def content(self, model: str) -> bytes:
@@ -42,7 +42,7 @@ class OtherCall(NamedTuple):
 
 
 class OtherAnswer(msgspec.Struct, frozen=True):
-    """An answer: its type by the header, its text, and its status."""
+    """An answer: its content type, its text and its status."""
 
     type: str
     body: str
@@ -50,7 +50,7 @@ class OtherAnswer(msgspec.Struct, frozen=True):
 
 
 class OtherModels(Protocol):
-    """Models that agents call through a gateway and that its run does not train."""
+    """Models that agents call through a gateway whose run does not train them."""
 
     @property
     def names(self) -> list[str]:
@@ -71,7 +71,7 @@ class _NamesModel(msgspec.Struct):
 
 
 def model_of(body: bytes) -> str:
-    """The model that a call names; empty where its dialect must say what is wrong with it."""
+    """The model that a call names; empty if the dialect has to report what is wrong with it."""
     try:
         return msgspec.json.decode(body, type=_NamesModel).model
     except (msgspec.DecodeError, RecursionError, ValueError):

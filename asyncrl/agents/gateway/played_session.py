@@ -1,14 +1,14 @@
-"""A session that the coordinator has an agent play: one attempt at an episode, over a link.
+"""A session that an agent plays for the coordinator: one attempt at an episode, over a link.
 
 Invariant: no message is sent for an attempt that is over. Its calls are numbered from 0 in the
-order of asking. Each answered call has at most one reward, and so has the whole.
+order of asking. Each answered call has at most one reward, and so has the whole episode.
 
     a call         ──▶  Ask, then Enough when the agent needs no more of its answer
     its answer     ◀──  Reply, Reply, …
     a noted result ──▶  Note          a reward ──▶ GiveReward     a failed call ──▶ GiveFailure
 
-A call whose client is gone may be that of an agent that has died, and whose next attempt wants the
-whole answer. So its Enough is sent with the agent's next message, or when the agent ends well.
+If a call's client is gone, its agent may have died, and the next attempt needs the whole answer. So
+its Enough is sent with the agent's next message, or when the agent ends well.
 
 Unread replies wait here. Their number is bounded by the tokens of the running calls.
 """
@@ -44,14 +44,14 @@ from asyncrl.messages import (
 )
 
 NOTES, NOTES_BYTES = 4096, 2**24
-"""Largest number of noted results of an episode, and of their bytes in all."""
+"""The most noted results of an episode, and the most bytes of all of them."""
 
 Say = Callable[..., None]
 """Sends a message and its buffers, in order, some time later."""
 
 
 class _LinkAnswer:
-    """The pieces of one answer as they come."""
+    """The pieces of one answer as they arrive."""
 
     def __init__(self, enough: Callable[[int], None], gone: Callable[[int], None]) -> None:
         self._enough, self._gone = enough, gone
@@ -82,7 +82,7 @@ class _LinkAnswer:
             self.put(_piece("interrupted"))
 
     def put(self, piece: GeneratedPiece) -> None:
-        """Add a piece. Pieces after the last one are left out."""
+        """Add a piece. Pieces after the last one are ignored."""
         if self._ended:
             return
         self._send.send_nowait(piece)
@@ -93,7 +93,7 @@ class _LinkAnswer:
 
 class PlayedSession:
     """The attempt of `play`. `say` sends to the coordinator; `paused` stops the agent's clock in
-    its block, which is while a call is answered; `heard` is called for each of its requests."""
+    its block, while a call is answered; `heard` is called for each of the agent's requests."""
 
     def __init__(
         self,
@@ -117,19 +117,19 @@ class PlayedSession:
         self.known = KnownText()
         """Text that its model has seen or sampled."""
         self.images = AttemptImages()
-        """Images that its model has seen, by the numbers that they have in ids."""
+        """Images that its model has seen, by their numbers in ids."""
         self.messages: list[dict[str, Any]] = []
         """The conversation that its agent begins with."""
         self.sent = SentReplies()
-        """Replies that its client was sent."""
+        """Replies that were sent to its client."""
         self.full = False
-        """True if a call was refused because the episode is as long as it may be."""
+        """True if a call was refused because the episode has reached its limit."""
         self.cut = False
-        """True if the answer that ended last was cut before its client's own length."""
+        """True if the last answer was cut before the length that its client asked for."""
         self.over = False
         """True if no more messages may be sent for it."""
         self.finish: Finish = "stop"
-        """The end of the answer that ended last."""
+        """The end of the last answer."""
 
     @property
     def rewarded(self) -> bool:
@@ -171,7 +171,7 @@ class PlayedSession:
         return len(self._answered)
 
     def take(self, reply: Reply, ids: bytes | memoryview, behaviour: bytes | memoryview) -> None:
-        """Give a reply to its call. A reply to a call that has ended is left out."""
+        """Give a reply to its call. A reply to a call that has ended is ignored."""
         if (answer := self._answers.get(reply.number)) is None:
             return
         if reply.refused:
@@ -214,8 +214,8 @@ class PlayedSession:
     @contextmanager
     def other_call(self, asked: str) -> Iterator[int]:
         """The number of a call of another model, from 0 among the equal ones (`asked`) of this
-        attempt. One that fails in the block leaves its number to the next. Raises GatewayError
-        (422) for too many."""
+        attempt. If it fails in the block, the next one gets its number. Raises GatewayError (422)
+        for too many."""
         equal = self._others.setdefault(asked, set())
         if sum(map(len, self._others.values())) >= NOTES:
             raise GatewayError(
@@ -238,7 +238,7 @@ class PlayedSession:
             number = self._turn(turn)
         if number in self._rewarded or self.rewarded:
             whose = "the episode" if self.rewarded else f"turn {turn}"
-            raise GatewayError(409, "rewarded", f"{whose} has its reward already")
+            raise GatewayError(409, "rewarded", f"{whose} already has its reward")
         self._rewarded.add(number)
         self._say(GiveReward(self.play.rollout, self.play.attempt, number, reward, key))
 
@@ -248,7 +248,11 @@ class PlayedSession:
         no such turn)."""
         number = self._turn(turn)
         if number in self._failed or self.rewarded:
-            reason = "the episode has its reward" if self.rewarded else f"turn {turn} has failed"
+            reason = (
+                "the episode already has its reward"
+                if self.rewarded
+                else (f"turn {turn} is already reported as failed")
+            )
             raise GatewayError(409, "failed", f"{reason} already")
         self._failed.add(number)
         self._say(GiveFailure(self.play.rollout, self.play.attempt, number, tool))
@@ -260,7 +264,7 @@ class PlayedSession:
             raise GatewayError(
                 422,
                 "no_turn",
-                f"there is no turn {turn}: {len(turns)} calls of this episode were answered",
+                f"there is no turn {turn}: this episode has {len(turns)} answered calls",
                 param="turn",
             )
         return turns[turn]
@@ -270,13 +274,13 @@ class PlayedSession:
         return self._paused()
 
     def end(self) -> None:
-        """End the attempt: send no more messages, and end the answers that are still coming."""
+        """End the attempt: send no more messages, and end the unfinished answers."""
         self.over = True
         for answer in self._answers.values():
             answer.abandon()
 
     def played(self) -> None:
-        """Report that the agent ended by itself, well or because the episode is full."""
+        """Report that the agent ended by itself, well or because the episode reached its limit."""
         finish: Finish = "length" if self.full else self.finish
         self._say(Played(self.play.rollout, self.play.attempt, finish))
 

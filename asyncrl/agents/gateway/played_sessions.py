@@ -1,5 +1,5 @@
-"""The sessions that agents of one actor play. Invariant: the messages that wait to be sent to the
-coordinator are bounded: no call starts while many of them wait."""
+"""The sessions that agents of one actor play. Invariant: the messages waiting for the coordinator
+are bounded, because no call starts while many of them wait."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from asyncrl.messages import Message, Play, Reply
 from asyncrl.runtime.httpd.asgi import Headers
 
 WAITING = 1024
-"""Number of waiting messages from which on no call starts."""
+"""Number of waiting messages at which no further call starts."""
 _BEARER = b"Bearer "
 
 
 class Outbound(Protocol):
-    """A receiver of messages: the link to the coordinator, or what plays its part."""
+    """A receiver of messages: the link to the coordinator, or a stand-in."""
 
     async def send(self, message: Message, *buffers: bytes) -> None:
         """Send a message and its buffers."""
@@ -31,7 +31,7 @@ class Outbound(Protocol):
 
 
 class PlayedSessions:
-    """Every attempt that is played here. `key` is the run's."""
+    """All attempts that are played here. `key` is the run's key."""
 
     def __init__(self, key: bytes) -> None:
         self.key = key
@@ -67,18 +67,18 @@ class PlayedSessions:
         self._known -= self._keys(session.name)
 
     def named(self, name: str) -> PlayedSession:
-        """The session of this name. Raises GatewayError (404) if it is not played."""
+        """The session of this name. Raises GatewayError (404) if no agent plays it."""
         if (session := self._names.get(name)) is None:
             raise ended(name)
         return session
 
     def heard(self, name: str) -> None:
-        """Note that a request with a session's key has come, if it is played."""
+        """Note that a request with a session's key has come, if the session is played."""
         if (session := self._names.get(name)) is not None:
             session.heard()
 
     def take(self, reply: Reply, ids: memoryview, behaviour: memoryview) -> None:
-        """Give a reply to its session, if it is still played."""
+        """Give a reply to its session, if that is still played."""
         if (session := self._sessions.get((reply.rollout, reply.attempt))) is not None:
             session.take(reply, ids, behaviour)
 
@@ -95,8 +95,8 @@ class PlayedSessions:
         return hmac.compare_digest(key.encode(errors="surrogatepass"), self.key)
 
     def say(self, message: Message, *buffers: bytes) -> None:
-        """Send a message behind all others; none once hushed, as a host may leave a drained guest
-        late."""
+        """Send a message after all others; once hushed, drop it, because a host may leave a drained
+        guest late."""
         if not self._hushed:
             self._queue.send_nowait((message, buffers))
 

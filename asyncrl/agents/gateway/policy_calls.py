@@ -1,7 +1,7 @@
 """Calls of the other policies of a game, forwarded to the gateways of their runs.
 
-Invariant: each policy's tokens are sampled, recorded and trained by its own run alone. Here its
-answers are noted, for an attempt that finds that its run has ended the game.
+Invariant: only a policy's own run samples, records and trains its tokens. Its answers are noted
+here, for an attempt that finds that that run has ended the game.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from asyncrl.config.schema.other_models import TRAINED
 from asyncrl.runtime.ipc.waits import WaitExpired, Waits
 
 _GRACE_S = 60.0
-"""Seconds beyond those of a call, in which the other run's gateway says that it took too long."""
+"""Seconds beyond those of a call in which the other run's gateway can report that it took too
+long."""
 
 
 class PolicyCalls:
-    """The calls of the policies `names` by agents of the run of `own`, each of `call_s` seconds at
-    most."""
+    """Calls of the policies `names` by agents of the run of `own`. Each takes at most `call_s`
+    seconds."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class PolicyCalls:
         """The answer of a policy to a call. Raises GatewayError."""
         table, attempt = session.table, session.play.attempt
         if table is None:
-            raise GatewayError(404, "no_game", "this session is of no game")
+            raise GatewayError(404, "no_game", "this session belongs to no game")
         model, asked = call.model, call.digest
         with session.other_call(asked) as number:
             if (seat := table.seats.get(model)) is None:
@@ -66,8 +67,9 @@ class PolicyCalls:
                     raise GatewayError(
                         409,
                         "game_diverged",
-                        f"the policy {model} has ended this game, and this attempt asks it what "
-                        "the one that ended it did not: play the same game for the same seed",
+                        f"the policy {model} has already ended this game, and the attempt that "
+                        "ended it made other calls than this one: play the same game for the "
+                        "same seed",
                     )
                 return msgspec.json.decode(noted, type=OtherAnswer)
             with session.paused():
@@ -97,6 +99,8 @@ class PolicyCalls:
                 502, "other_policy", f"the policy {model} did not answer ({type(error).__name__})"
             ) from None
         if len(response.content) > ANSWER_BYTES:
-            raise GatewayError(502, "other_policy", f"the policy {model} said too much")
+            raise GatewayError(
+                502, "other_policy", f"the answer of the policy {model} is too large"
+            )
         kind = response.headers.get("content-type", "")
         return OtherAnswer(kind, response.text, response.status_code)

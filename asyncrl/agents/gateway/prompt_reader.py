@@ -1,6 +1,6 @@
-"""Requests and prompts, parsed from what agents send. Invariant: slow work is done in one thread
-that does nothing else, on inputs of bounded size, and never in the thread of the event loop or in
-those in which an engine decodes.
+"""Requests and prompts, parsed from what agents send. Invariant: slow work is done in one thread of
+its own, on inputs of bounded size, never in the thread of the event loop or in an engine's decoding
+threads.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from asyncrl.tasks import TaskError
 from asyncrl.tasks.text import Tokenizer
 
 REST = 30
-"""After a bad request, no other is read for this many times as long as that one took, so that
-clients that send bad requests leave most of the time to the run."""
+"""After a bad request no other is read for this many times as long as that one took, so that bad
+requests leave most of the time to the run."""
 
 _TAIL = 200
 """Characters at the end of a prompt that tell whether it opens a thought."""
@@ -38,8 +38,8 @@ _T = TypeVar("_T")
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """A call's context: its ids, and the text (UTF-8) that it was made of; None if ids were
-    sent, or sampled. An id `-1 - n` is a part of image `n` of the attempt. Its conversation, if
+    """A call's context: its ids, and the text (UTF-8) that they come from; None if ids were sent or
+    sampled. An id `-1 - n` is a part of image `n` of the attempt. It has its conversation if
     replies keep their sampled tokens. `tail` is the end of its text."""
 
     ids: list[int]
@@ -65,7 +65,7 @@ class PromptReader:
         self._due = -math.inf  # when the next request is read
 
     async def call(self, session: PlayedSession, dialect: Dialect, body: bytes) -> ModelCall:
-        """The call in a body, with its images kept, and named by their hashes. Raises
+        """The call in a body. Its images are kept, and named by their hashes. Raises
         GatewayError."""
 
         def read() -> ModelCall:
@@ -130,9 +130,8 @@ class PromptReader:
     async def _as_sampled(
         self, session: PlayedSession, conversation: Conversation, render: Render
     ) -> tuple[list[int], str] | None:
-        """The ids of a conversation with its last known reply as it was sampled, and the text
-        behind it; None if no reply is known, or the template does not show where the reply
-        ends."""
+        """The ids of a conversation with its last known reply as it was sampled, and the text after
+        it; None if no reply is known, or the template does not show where the reply ends."""
 
         def rest(at: int) -> str | None:
             try:
@@ -151,7 +150,7 @@ class PromptReader:
     async def _prompt(
         self, known: KnownText, text: str, param: str, images: AttemptImages | None = None
     ) -> Prompt:
-        """A text as the model will see it. What the session has seen or sampled of it keeps its
+        """A text as the model will see it. The part that the session has seen or sampled keeps its
         tokens."""
         try:
             data = text.encode()
@@ -175,8 +174,8 @@ class PromptReader:
     def _within(
         self, text: str, most: int, images: AttemptImages | None, *, start: bool = False
     ) -> list[int] | None:
-        """The ids of a text, which is a shown one where there may be `images`; None if they are
-        more than `most`. Raises GatewayError."""
+        """The ids of a text (a shown text if there may be `images`); None if there are more than
+        `most`. Raises GatewayError."""
         if self._images is None or images is None:
             return self._tokenizer.ids_within(text, most, start=start)
         plain, names = self._images.plain(text)
@@ -189,8 +188,8 @@ class PromptReader:
     async def _behind(
         self, sampled: bytes, rest: str, images: AttemptImages | None = None
     ) -> list[int]:
-        """The ids of a conversation: those up to a reply (`int32`), and those of the text behind
-        it, which may begin with the end of the reply."""
+        """The ids of a conversation: those up to a reply (`int32`), and those of the text after it,
+        which may begin with the end of the reply."""
         ids: list[int] = np.frombuffer(sampled, np.int32).tolist()
         if ids[-1] in self._tokenizer.stop_ids:
             rest = rest.removeprefix(self._tokenizer.decode(ids[-1:], special=True))
@@ -238,7 +237,7 @@ class PromptReader:
 
 
 def _refusing(work: Callable[[], _T]) -> _T:
-    """The result of `work`. Raises GatewayError, also where the tokenizer fails at a text."""
+    """The result of `work`. Raises GatewayError, also if the tokenizer fails on a text."""
     try:
         return work()
     except TaskError as error:

@@ -13,9 +13,9 @@ _PATIENCE = 8
 
 
 class Detokenizer:
-    """Ids to text, one at a time. A text that ends in a broken character waits for the rest of
-    it. With `special` it has the names of special tokens, but for the one that ends the answer; of
-    those in `marks`, in any case."""
+    """Decodes ids to text, one at a time. A text that ends in a broken character waits for the rest
+    of it. With `special` it contains the names of special tokens, except the one that ends the
+    answer; the names in `marks` are always kept."""
 
     def __init__(
         self, tokenizer: Tokenizer, *, special: bool = False, marks: Sequence[str] = ()
@@ -63,13 +63,13 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Cuts a text in front of the first of these strings, and holds back what may become one."""
+    """Cuts a text before the first of these strings, and holds back what may become one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._held = ""
         self.found: str | None = None
-        """The first stop string, if there is one."""
+        """The first stop string, if any."""
 
     @property
     def complete(self) -> bool:
@@ -99,8 +99,8 @@ class StopStrings:
 
 
 class ReplyReader:
-    """Reads one answer. `stopped` says that a stop string is complete: what is sampled
-    after it belongs to no answer."""
+    """Reads one answer. `stopped` says that a stop string is complete: later tokens belong to no
+    answer."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""Seats in the games of a guest (`agent.run = "guest"`): a host's agent seeks one, and has it until
-it ends, or is left. Invariant: a seat is given to the seeker of its ticket, or to nobody, and the
-first end that is reported counts."""
+"""Seats in the games of a guest (`agent.run = "guest"`): a host's agent requests one, and holds it
+until it ends or leaves it. Invariant: only the agent that requested a seat gets it, and the first
+end that is reported counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from asyncrl.runtime.ipc.waits import WaitExpired, Waits
 
 
 class Seat:
-    """An episode that a host's agent plays; `over` once it has ended or was left."""
+    """An episode that a host's agent plays; `over` once it was ended or left."""
 
     def __init__(self) -> None:
         self.over, self.left = trio.Event(), ""
@@ -39,8 +39,8 @@ class Seats:
         self._seats: dict[str, Seat] = {}
 
     async def seek(self, key: int, standing: Standing, within_s: float) -> bytes | GameState | None:
-        """The facts of a game's episode, in JSON, once it has begun, or why there is none; None if
-        that took too long."""
+        """The facts of a game's episode as JSON once it has begun, or the reason why there is none;
+        None if that took too long."""
         ticket, sought = next(self._tickets), _Sought()
         self._sought[ticket] = sought
         self._say(Seek(ticket, key, standing))
@@ -61,19 +61,19 @@ class Seats:
         self._answer(message.ticket, message.state)
 
     def give(self, ticket: int, session: str, facts: bytes) -> Seat | None:
-        """Give an episode to the seeker; None if it is gone."""
+        """Give an episode to the agent that requested it; None if that agent is gone."""
         if not self._answer(ticket, facts):
             return None
         seat = self._seats[session] = Seat()
         return seat
 
     def take_back(self, session: str) -> None:
-        """End a seat: nobody plays it any more."""
+        """End a seat that is no longer played."""
         self._seats.pop(session, None)
 
     async def end(self, session: PlayedSession, reward: float) -> str:
-        """End an episode well, and return its state (`Kept`) once that is on the disk. Raises
-        GatewayError (404) if nobody plays it."""
+        """End an episode well, and return its state (`Kept`) once that is on disk. Raises
+        GatewayError (404) if no agent plays it."""
         seat = self._seat(session)
         session.reward(reward, None)
         session.played()
@@ -84,7 +84,7 @@ class Seats:
             seat.over.set()
 
     def leave(self, session: PlayedSession, why: str) -> None:
-        """Leave an episode, which may be sought again. Raises GatewayError (404)."""
+        """Leave an episode, which may be requested again. Raises GatewayError (404)."""
         seat = self._seat(session)
         seat.left = why or "the host's attempt is over"
         seat.over.set()

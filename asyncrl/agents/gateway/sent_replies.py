@@ -1,7 +1,8 @@
 """Replies that a session's client was sent. A client sends a reply back without its thoughts, and
-its calls as JSON of its own: so that the template gets all that was sampled, both are kept here.
+with its calls as JSON of its own. Both are kept here, so that the template gets everything that was
+sampled.
 
-Invariant: a reply that came back changed is not recognized, and stays as it came.
+Invariant: a reply that comes back changed is not recognized, and stays as it is.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from asyncrl.agents.gateway.inner_call import calls_in, text_of
 from asyncrl.agents.gateway.tools import Delta, Thought
 
 RESPONSES = 32
-"""Answers of a session that a later call may follow, at most."""
+"""The most answers of a session that a later call may follow."""
 
 
 class SentReply(msgspec.Struct, frozen=True):
-    """Parts that clients may not send back: thoughts, how they were sampled, and the text of calls'
+    """Parts that clients may leave out: thoughts, how they were sampled, and the text of calls'
     arguments."""
 
     thoughts: str
@@ -50,7 +51,7 @@ class SentReplies:
         )
 
     def of(self, message: Mapping[str, Any]) -> SentReply | None:
-        """The parts of a message that came back; None if it is not known."""
+        """The left-out parts of a message that came back; None if it is not known."""
         functions = [call["function"] for call in message.get("tool_calls", ())]
         return self._replies.get(
             _key(message["content"], [(f["name"], f["arguments"]) for f in functions])
@@ -63,7 +64,7 @@ class SentReplies:
             del self._chats[next(iter(self._chats))]
 
     def chat(self, name: str) -> list[dict[str, Any]] | None:
-        """The chat up to an answer; None if it is not kept, or no longer."""
+        """The chat up to an answer; None if it is not or no longer kept."""
         return self._chats.get(name)
 
 

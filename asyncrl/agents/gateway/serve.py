@@ -1,4 +1,4 @@
-"""The gateway on a socket. Invariant: it listens on loopback alone."""
+"""The gateway on a socket. Invariant: it listens only on loopback."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ async def serve(
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Answer agents by `app` until cancelled. Starts with the URL, without a path; port 0 is any
-    free one. `refused` is called for each connection that had to be closed. `known` tells from a
-    request's headers whether it has a valid key. The default `limits` are those of the process.
+    free one. `refused` is called for each connection that had to be closed. `known` decides by a
+    request's headers whether its key is valid. The default `limits` are those of the process.
 
     Raises ValueError for a host that is not loopback, and OSError if the port is taken.
     """
@@ -57,11 +57,11 @@ def _listen(host: str, port: int) -> socket.socket:
         address = ipaddress.ip_address(host)
     except ValueError as error:
         raise ValueError(
-            f"the gateway listens on an IP address, and {host!r} is not one; use 127.0.0.1"
+            f"the gateway needs an IP address to listen on, and {host!r} is not one; use 127.0.0.1"
         ) from error
     if not address.is_loopback:
         raise ValueError(
-            f"the gateway speaks plain HTTP and listens on loopback alone, not on {host}; put a "
+            f"the gateway speaks plain HTTP and listens only on loopback, not on {host}; put a "
             "proxy with TLS in front of it"
         )
     listening = socket.socket(

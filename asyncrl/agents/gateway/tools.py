@@ -1,6 +1,6 @@
-"""Parts of a model's reply: text, thoughts and calls of tools. Invariant: text is released as soon
-as it cannot be the start of a call, and none is lost: what looked like a call and is not one comes
-out as text."""
+"""Parts of a model's reply: text, thoughts and tool calls. Invariant: text is released as soon as
+it cannot be the start of a call, and none is lost: what looked like a call but is not one is
+released as text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 Schemas = Mapping[str, Mapping[str, Any]]
-"""The JSON schema of the parameters of each tool, by its name."""
+"""The JSON schema of each tool's parameters, by the tool's name."""
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -23,8 +23,8 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class Thought(msgspec.Struct, frozen=True):
-    """A part of what the model thought before its answer. `raw` is how it was sampled: the text
-    with its marks."""
+    """A part of the model's thoughts before its answer. `raw` is the text as sampled, with its
+    marks."""
 
     text: str
     raw: str = ""
@@ -35,12 +35,12 @@ Delta = str | Thought | ToolCall
 
 
 class ToolParser(Protocol):
-    """Reads a model's text as it comes."""
+    """Reads a model's text as it arrives."""
 
     def push(self, text: str) -> list[Delta]: ...
 
     def end(self) -> list[Delta]:
-        """The rest, when the text has ended."""
+        """The rest, once the text has ended."""
         ...
 
 

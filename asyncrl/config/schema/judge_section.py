@@ -189,11 +189,6 @@ class JudgeConfig(Section, frozen=True):
         refuse_secrets("judge", self.url, self.api_key_env, "JUDGE_KEY")
 
     @property
-    def has_key(self) -> bool:
-        """True if the server requires a key."""
-        return bool(self.api_key_env or self.api_key_file)
-
-    @property
     def together(self) -> bool:
         """True if one request shows it all answers of a group."""
         return self.members != "alone"

@@ -91,6 +91,9 @@ class ServerClient(ABC):
     """The path that answers with 200 while the server takes requests."""
     GENERATE: ClassVar[str]
     """The path that a request is posted to."""
+    BEGIN_UPDATE: ClassVar[str]
+    END_UPDATE: ClassVar[str]
+    """The paths that begin and end a transaction of weights."""
 
     def __init__(self, connection: HttpConnection) -> None:
         self._connection, self.url = connection, connection.url
@@ -255,13 +258,13 @@ class ServerClient(ABC):
     async def destroy_group(self, name: str) -> None:
         """Leave the group."""
 
-    @abstractmethod
     async def begin_update(self) -> None:
         """Begin the transaction in which all parameters are updated."""
+        await self._connection.control(self.BEGIN_UPDATE, {})
 
-    @abstractmethod
     async def end_update(self) -> None:
-        """End it."""
+        """End the transaction."""
+        await self._connection.control(self.END_UPDATE, {})
 
     @abstractmethod
     async def update(

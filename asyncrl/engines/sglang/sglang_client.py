@@ -47,6 +47,8 @@ class SglangClient(ServerClient):
 
     READY = "/ready"  # which a paused server refuses
     GENERATE = "/generate"
+    BEGIN_UPDATE = "/begin_weight_update"
+    END_UPDATE = "/end_weight_update"
 
     async def answers(self) -> bool:
         try:
@@ -158,12 +160,6 @@ class SglangClient(ServerClient):
 
     async def destroy_group(self, name: str) -> None:
         await self._connection.control("/destroy_weights_update_group", {"group_name": name})
-
-    async def begin_update(self) -> None:
-        await self._connection.control("/begin_weight_update", {})
-
-    async def end_update(self) -> None:
-        await self._connection.control("/end_weight_update", {})
 
     async def update(
         self,

@@ -59,6 +59,8 @@ class VllmClient(ServerClient):
 
     READY = "/health"
     GENERATE = "/inference/v1/generate"
+    BEGIN_UPDATE = "/start_weight_update"
+    END_UPDATE = "/finish_weight_update"
 
     def __init__(self, connection: HttpConnection) -> None:
         super().__init__(connection)
@@ -256,12 +258,6 @@ class VllmClient(ServerClient):
 
     async def destroy_group(self, name: str) -> None:
         await self._connection.control("/shutdown_weight_transfer_engine", {})
-
-    async def begin_update(self) -> None:
-        await self._connection.control("/start_weight_update", {})
-
-    async def end_update(self) -> None:
-        await self._connection.control("/finish_weight_update", {})
 
     async def update(
         self,

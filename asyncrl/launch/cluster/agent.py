@@ -241,7 +241,10 @@ class _Agent:
                         keep_file(self._run / INITIAL, name, buffers[0])
                     except ValueError as error:
                         complain(
-                            escaped(f"the launcher sent a file that is not a model's: {error}.")
+                            escaped(
+                                "the launcher sent a file that does not belong to a model: "
+                                f"{error}."
+                            )
                         )
                         return
                     self._missing -= 1
@@ -252,7 +255,9 @@ class _Agent:
                 case StartActor() if fork_server is not None and self._places is not None:
                     actor = (message.role, message.index, message.incarnation)
                     if (place := self._places.take(actor)) is None:
-                        complain("the launcher wants more actors here than there are GPUs for.")
+                        complain(
+                            "the launcher asked for more actors than this machine has GPUs for."
+                        )
                         return
                     process = self._started(fork_server, message, place)
                     nursery.start_soon(self._until_it_ends, actor, process, self._places)

@@ -33,7 +33,7 @@ def places_for(
             return places
         case "reward":
             if differs := differing_origin(launchers, origins(config.task)):
-                raise ConfigError(f"{differs}; have the same there")
+                raise ConfigError(f"{differs}; install the same there")
             check_judging(config.task, opened(config.task, config.run.seed))
             check_judge(config)
             return Places(cores, room, 0, 0)

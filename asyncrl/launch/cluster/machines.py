@@ -173,7 +173,7 @@ class Machines:
         cluster = self._config.cluster
         if cluster.kind == "ray":
             advice = (
-                f"Ray had {RAY_S:g} s more for its start; look at the log of its driver, "
+                f"Ray had {RAY_S:g} s more to start; see the log of its driver, "
                 f"{log_path(self._run, 'ray', 0)}."
             )
         else:
@@ -310,7 +310,8 @@ class Machines:
         queue = partial(self._queue_files, machine, files)
         if not await self._equipping.turn(queue, machine.sent, taken_s):
             machine.give_up(
-                f"it did not take the model's files within {taken_s:.0f} s, or while others waited"
+                f"it did not receive the model's files within {taken_s:.0f} s, or while others "
+                "waited"
             )
 
     async def _queue_files(self, machine: Machine, files: list[tuple[str, bytes]]) -> None:

@@ -80,8 +80,8 @@ def _keep_agents(config: Config, token: bytes) -> None:
     except (OSError, ValueError, RuntimeError) as error:
         why = str(error).partition("\n")[0]
         raise ConfigError(
-            f"no Ray answers at {address!r} (cluster.ray_address; {why}): start one by `ray start "
-            "--head`, or correct the address."
+            f"Ray does not answer at {address!r} (cluster.ray_address; {why}): start one by "
+            "`ray start --head`, or correct the address."
         ) from None
     here = ray.util.get_node_ip_address()
     refuse_loopback(config, ray.nodes(), here)
@@ -115,7 +115,7 @@ def _keep_agents(config: Config, token: bytes) -> None:
         if lives.another(bundle, status, time.monotonic() - began[bundle]):
             ends[started(bundle)] = bundle
             continue
-        why = f"an agent of Ray's cannot be kept; it ended with {status}: {words}"
+        why = f"an agent started by Ray keeps failing; it last ended with {status}: {words}"
         if not lives.took_part(bundle):
             raise ConfigError(why)
     if why:  # each of them was given up, or ended with the run

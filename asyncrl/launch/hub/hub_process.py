@@ -124,7 +124,7 @@ def _found(ask: FindModel) -> ModelFound:
     except _FAULTS as error:
         return _without_hub(ask, revision, error)
     if not is_commit(commit):
-        raise HubError(f"and {constants.ENDPOINT} gives no commit for it: it is no hub of models")
+        raise HubError(f"and {constants.ENDPOINT} names no commit for it: it is not a model hub")
     if why := misfit(listed, weights=ask.weights):
         raise HubError(f"which {why}; choose another model")
     return _of_hub(
@@ -223,7 +223,7 @@ def _listed(siblings: Any) -> dict[str, int]:
     for sibling in siblings or ():
         name, count = sibling.rfilename, UNKNOWN if sibling.size is None else sibling.size
         if not isinstance(name, str) or not isinstance(count, int) or count < UNKNOWN:
-            raise HubError(f"and {constants.ENDPOINT} lists impossible files")
+            raise HubError(f"and {constants.ENDPOINT} lists invalid files")
         listed[name] = count
     return listed
 
@@ -353,7 +353,7 @@ def _try(repository: str, commit: str, name: str, count: int) -> None:
     url = hf_hub_url(repository, name, revision=commit)
     file = get_hf_file_metadata(url, token=hub_token(), timeout=ASK_S)
     if file.etag is None or not _ETAG.fullmatch(file.etag) or ".." in file.etag:
-        raise HubError(f"whose {name} has no tag by which it can be kept: this is no hub of models")
+        raise HubError(f"whose {name} has no tag to store it under: this is not a model hub")
     if file.commit_hash != commit:
         raise HubError(f"whose {name} is of another commit than requested")
     if file.size is not None and file.size != count:

@@ -85,7 +85,9 @@ def play(
     these in turn, the last one again and again. Returns the exit status: 0, or 1 if the agent
     failed or there is no reward. Raises ConfigError."""
     if config.agent.run == PLAYED_ELSEWHERE and not config.agent.port:
-        raise ConfigError("agent.port is 0, and a program elsewhere must find the gateway: set it.")
+        raise ConfigError(
+            "agent.port is 0, but programs elsewhere must know the gateway's port: set it."
+        )
     with waiting() as doing, named_models(doing) as named:
         config = named.find(config, None)
         if named.missing:

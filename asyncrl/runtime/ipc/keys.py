@@ -101,7 +101,7 @@ async def prove_to_server(pipe: Pipe, key: bytes, *, peer: str, channel: bytes) 
     pipe."""
     challenge = await _exactly(pipe, len(_MAGIC) + _NONCE_BYTES)
     if challenge is None or not challenge.startswith(_MAGIC):
-        raise LinkError("key", f"the server at {peer} is not an asyncrl of this version")
+        raise LinkError("key", f"the server at {peer} runs another version of asyncrl")
     nonce, mine = challenge[len(_MAGIC) :], secrets.token_bytes(_NONCE_BYTES)
     await pipe.send([mine + _proof(key, b"client", nonce, mine, channel)])
     proof = await _exactly(pipe, _PROOF_BYTES)

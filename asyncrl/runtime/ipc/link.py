@@ -6,7 +6,6 @@ What a peer announces costs address space only; what it sent costs memory. The f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -16,7 +15,7 @@ import trio
 from asyncrl.messages import Message
 from asyncrl.runtime.ipc.errors import EndOfStream, LinkBroken, LinkError
 from asyncrl.runtime.ipc.framing import BULKY, MAX_FRAME, ArrivingFrame, begin_frame, encode_frame
-from asyncrl.runtime.ipc.pipes import FAILURES, Bytes, Pipe, StreamPipe, Turns
+from asyncrl.runtime.ipc.pipes import FAILURES, Pipe, Turns
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -105,16 +104,6 @@ class Link:
         limits.
         """
         parts, size = encode_frame(message, buffers, self._max_frame)
-        await self._send(parts, size, 1)
-
-    async def send_many(self, messages: Iterable[Message]) -> None:
-        """Send messages without buffers, in one write; when cancelled, as `send`."""
-        frames = [encode_frame(message, (), self._max_frame)[0][0] for message in messages]
-        if frames:
-            joined = b"".join(frames)
-            await self._send([joined], len(joined), len(frames))
-
-    async def _send(self, parts: list[Bytes], size: int, frames: int) -> None:
         await self._turns.take(size)
         if self._sending.locked():
             since = trio.current_time()
@@ -142,7 +131,7 @@ class Link:
                         "middle of a frame"
                     )
                 raise
-            self._frames_sent += frames
+            self._frames_sent += 1
             self._bytes_sent += size
         finally:
             self._sending.release()
@@ -250,14 +239,3 @@ class Link:
         if self._closed is None:
             self._closed = sentence
             await self._pipe.aclose()
-
-
-def memory_links() -> tuple[Link, Link]:
-    """Two ends of a link in memory, without authentication and without a limit of the bytes in
-    flight. For tests."""
-    from trio.testing import memory_stream_pair
-
-    left, right = memory_stream_pair()
-    return Link(StreamPipe(left), peer="the right end"), Link(
-        StreamPipe(right), peer="the left end"
-    )

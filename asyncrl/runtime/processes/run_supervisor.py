@@ -359,7 +359,9 @@ class RunSupervisor:
         """
         hello = await first_message(link, Hello)
         if hello.role != "coordinator" or self.connected:
-            raise LinkError("malformed", "only the coordinator talks to the launcher, and once")
+            raise LinkError(
+                "malformed", "only the coordinator may connect to the launcher, and only once"
+            )
         self._connected.set()
         self._renew_patience()
         async with trio.open_nursery() as nursery:

@@ -44,7 +44,7 @@ class CallWitness:
 
 @dataclass
 class AttemptRecords:
-    """What one life has of all attempts, by rollout and attempt, and of all calls, by number."""
+    """Records of one life: of all attempts, by rollout and attempt, and of all calls, by number."""
 
     attempts: dict[tuple[int, int], AttemptWitness] = field(default_factory=dict)
     sampled: dict[int, CallWitness] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What a run has by its events, to be read. Invariant: it shares no code with `asyncrl.experience`,
+"""Facts of a run by its events, to be read. Invariant: it shares no code with `asyncrl.experience`,
 and is written to be read, not to be fast.
 """
 

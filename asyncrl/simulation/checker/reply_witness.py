@@ -1,4 +1,4 @@
-"""What agents are told of their episodes. Invariant: each attempt that is to be played was begun;
+"""Messages to agents about their episodes. Invariant: each attempt that is to be played was begun;
 each answer has the tokens that were sampled, and an end that its call had.
 
 A frame is judged when it is really sent, which may be some time after the coordinator decided on

@@ -50,7 +50,7 @@ class VisionModel:
 
     >>> VisionModel(Path("a model of text"))
     Traceback (most recent call last):
-    asyncrl.tasks.TaskError: the prompt has an image, and this model reads text alone: choose a \
+    asyncrl.tasks.TaskError: the prompt has an image, and this model reads only text: choose a \
 model of Qwen2.5-VL's or Qwen3-VL's family, or take the images out of the data
     """
 
@@ -60,7 +60,7 @@ model of Qwen2.5-VL's or Qwen3-VL's family, or take the images out of the data
         found = read_model_json(directory / "config.json", _Config)
         if found.image_token_id is None or found.vision_config is None:
             raise TaskError(
-                "the prompt has an image, and this model reads text alone: choose a model of "
+                "the prompt has an image, and this model reads only text: choose a model of "
                 "Qwen2.5-VL's or Qwen3-VL's family, or take the images out of the data"
             )
         if found.model_type not in FAMILIES:

@@ -183,8 +183,8 @@ async def test_a_bad_image_is_a_sentence_of_its_dialect_and_others_go_on(
                 (user(path, "?", bytes(bomb)), "cannot be decoded"),
                 (user(path, "?", encoded("red", (9000, 8))), "refuses an image"),
                 (user(path, "?", *[red] * 17), "17"),
-                (user(path, f"a {SEEN[1]} b", red), "2 places to 1 images"),
-                (user(path, SEEN[1]), "1 places to 0 images"),
+                (user(path, f"a {SEEN[1]} b", red), "2 places for 1 images"),
+                (user(path, SEEN[1]), "1 places for 0 images"),
                 (user(path, "?", red) | {"role": "system"}, "images are a user's or a tool's"),
             ]
             url: Any = {"type": "image", "source": {"type": "url", "url": "http://x/a.png"}}
@@ -201,10 +201,10 @@ async def test_a_bad_image_is_a_sentence_of_its_dialect_and_others_go_on(
             assert said.status_code == 200, said.text
     assert len(says.requests) == 3 and len([*sighted.folder.iterdir()]) == 1
     large = scripted(Says(say("B")), vocabulary=VOCABULARY)
-    async with opened(large, sighted.tokenizer, blind="this model reads text alone") as (_, client):
+    async with opened(large, sighted.tokenizer, blind="this model reads only text") as (_, client):
         await large.load(0, None)
         said = await client.post(CHAT, json=asked(CHAT, user(CHAT, "Where?", red)))
-        assert said.status_code == 400 and "reads text alone" in said.json()["error"]["message"]
+        assert said.status_code == 400 and "reads only text" in said.json()["error"]["message"]
 
 
 def test_a_number_is_of_one_image(sighted: Sighted) -> None:

@@ -336,7 +336,7 @@ async def test_thoughts_are_split_off_and_come_back_to_the_template(
         ("{% for m in messages %}{{ m.content }}{% endfor %}", "does not show tools"),
         (
             "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}",
-            "does not write",
+            "does not render tool calls",
         ),
         (
             "{{ tools | tojson }}{% for m in messages %}{{ m.content }}"

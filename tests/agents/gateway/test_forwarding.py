@@ -157,7 +157,7 @@ async def test_an_endpoint_that_answers_garbage_is_an_error_of_the_dialects_form
             assert anthropic.json()["type"] == "error", name
             message = openai.json()["error"]["message"]
             assert message == anthropic.json()["error"]["message"]
-            assert message.startswith("the model 'opponent', which is not trained (agent.models): ")
+            assert message.startswith("the model 'opponent' (agent.models, not trained): ")
             assert SECRET not in message
         assert (await client.post(CHAT, json=body("policy"))).status_code == 200
         assert (await client.post(CHAT, content=b"{")).status_code == 400

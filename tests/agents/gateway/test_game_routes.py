@@ -147,7 +147,7 @@ async def test_what_a_guest_said_before_it_ended_is_said_again() -> None:
         notes = {name.replace("/3/", "/2/"): value for name, value in first._notes.items()}
         later = hosted(notes)
         assert await calls.answer(later, asked) == said
-        with pytest.raises(GatewayError, match="has ended this game"):
+        with pytest.raises(GatewayError, match="has already ended this game"):
             await calls.answer(later, asked)  # a second one
         calls.refuse("host")
         calls.refuse("policy")

@@ -88,7 +88,9 @@ async def test_a_file_that_leads_elsewhere_is_not_kept(
     launcher = saying(ADMITTED, (m.ModelFile("config.json"), [b"{}"]), (m.ModelFile(name), [b"!"]))
     done = await told(nursery, tmp_path, launcher)
     assert done.returncode == 1, done.stderr
-    assert f"sent a file that is not a model's: {name!r} is not a file name" in done.stderr
+    assert (
+        f"sent a file that does not belong to a model: {name!r} is not a file name" in done.stderr
+    )
     assert "Traceback" not in done.stderr and not found(tmp_path, "evil")
 
 
@@ -175,7 +177,7 @@ async def test_a_machine_that_is_to_judge_needs_the_files_of_the_task(
 
     done = await told(nursery, tmp_path, launcher, more=["--for", "reward"])
     assert done.returncode == 2 and refused.reason in done.stderr, done.stderr
-    assert lacks == [f"{lines} is not what the launcher has; have the same there"]
+    assert lacks == [f"{lines} is not what the launcher has; install the same there"]
 
 
 async def test_who_is_refused_is_told_why_and_ends_with_2(

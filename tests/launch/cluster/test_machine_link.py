@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 import trio.testing
+from memory_link import memory_links
 
 from asyncrl.launch.cluster.machine_link import BEAT_S, SILENCE_S, UNREAD, MachineLink
 from asyncrl.messages import Alive, Equipped, RunOver
 from asyncrl.runtime.ipc.errors import EndOfStream
-from asyncrl.runtime.ipc.link import Link, memory_links
+from asyncrl.runtime.ipc.link import Link
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+from memory_link import memory_links
 
 from asyncrl.config import Config
 from asyncrl.config.cores import divide_cores
@@ -18,7 +19,6 @@ from asyncrl.launch.cluster.agent import _Agent
 from asyncrl.launch.cluster.local_placement import TAKES_OVER, LocalPlacement
 from asyncrl.launch.cluster.places import Places
 from asyncrl.messages import Join, StartActor
-from asyncrl.runtime.ipc.link import memory_links
 
 
 async def no_signals() -> AsyncIterator[int]:

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from memory_link import memory_links
 
 from asyncrl.messages import Drain, Hello
 from asyncrl.messages.address import UnixAddress
 from asyncrl.runtime.ipc.endpoints import FIRST_S, first_message, reach, serve
 from asyncrl.runtime.ipc.errors import EndOfStream, LinkError
 from asyncrl.runtime.ipc.keys import new_key
-from asyncrl.runtime.ipc.link import Link, memory_links
+from asyncrl.runtime.ipc.link import Link
 
 KEY = b"k" * 32
 

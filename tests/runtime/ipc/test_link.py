@@ -19,6 +19,7 @@ import trio
 import trio.testing
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from memory_link import memory_links
 from message_strategies import of_type
 from some_values import drawn, some
 
@@ -28,7 +29,7 @@ from asyncrl.runtime.ipc.endpoints import DESCRIPTORS_S, REFUSAL_S, UNAUTHENTICA
 from asyncrl.runtime.ipc.errors import EndOfStream, LinkBroken, LinkError
 from asyncrl.runtime.ipc.framing import MAX_MESSAGE
 from asyncrl.runtime.ipc.keys import new_key, read_key, write_key
-from asyncrl.runtime.ipc.link import FRAME_S, Link, memory_links
+from asyncrl.runtime.ipc.link import FRAME_S, Link
 from asyncrl.runtime.ipc.pipes import SocketPipe, StreamPipe
 from asyncrl.runtime.ipc.waits import Pulse
 
@@ -151,11 +152,11 @@ async def test_received_buffers_belong_to_the_receiver():
     assert (bytes(first), bytes(second)) == (b"changed.", b"second..")
 
 
-async def test_a_batch_arrives_as_its_messages():
+async def test_messages_sent_before_the_end_arrive():
     one, other = memory_links()
     batch = [messages.CloseStep(step) for step in range(100)]
-    await one.send_many(batch)
-    await one.send_many([])
+    for message in batch:
+        await one.send(message)
     await one.aclose()
     assert [message async for message, buffers in other] == batch
     assert one.statistics().frames_sent == 100
@@ -463,7 +464,8 @@ async def test_frames_of_many_senders_do_not_mix():
     async def send(step: int) -> None:
         for _ in range(5):
             await one.send(messages.CloseStep(step), np.full(sizes[step], step, np.uint8))
-            await one.send_many([messages.CloseStep(100 + step)] * 3)
+            for _ in range(3):
+                await one.send(messages.CloseStep(100 + step))
 
     async with trio.open_nursery() as nursery:
         for step in range(4):
@@ -506,7 +508,8 @@ async def test_closing_wakes_those_who_wait(make):
 
 async def test_last_words_are_heard_although_sending_fails():
     one, other = socket_links()
-    await other.send_many([messages.Drain(), messages.Drained()])
+    for message in (messages.Drain(), messages.Drained()):
+        await other.send(message)
     await other.aclose()
     with pytest.raises(LinkBroken, match="broke"):
         for _ in range(3):
@@ -516,7 +519,8 @@ async def test_last_words_are_heard_although_sending_fails():
 
 async def test_other_tasks_get_their_turn():
     one, other = memory_links()
-    await one.send_many([messages.Drain()] * 1000)
+    for _ in range(1000):
+        await one.send(messages.Drain())
     turns = 0
 
     async def count() -> None:

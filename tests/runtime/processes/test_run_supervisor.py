@@ -473,7 +473,9 @@ async def test_only_the_start_that_is_meant_is_replaced(autojump_clock) -> None:
 async def test_only_the_coordinator_is_listened_to_and_once(role: Role, autojump_clock) -> None:
     async with running() as run:
         await run.another(role)
-        assert run.actors.shown == ["only the coordinator talks to the launcher, and once"]
+        assert run.actors.shown == [
+            "only the coordinator may connect to the launcher, and only once"
+        ]
         await run.say(FINISHED)
 
 
