@@ -170,7 +170,7 @@ class RunFiles:
         elif any(exists(self.path / name) for name in (run_dir.SUMMARY, run_dir.JOURNAL)):
             what = (
                 f"{run_dir.STATUS} is not in it, as in a copy that is not whole: copy the run "
-                "again, or go on with it by asyncrl train --resume"
+                "again, or continue it by asyncrl train --resume"
             )
         else:
             what = "it ended before it began: see its logs, or begin it with asyncrl train --resume"

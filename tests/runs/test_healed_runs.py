@@ -24,7 +24,7 @@ from asyncrl.explain import summary
 from asyncrl.runtime.run_dir import SUMMARY
 
 ENDLESS = {"train__steps": 10_000, "train__checkpoint_every": 2}
-AGAIN = "goes on from its last checkpoint"
+AGAIN = "continues from its last checkpoint"
 BROKEN = """
 from asyncrl.staleness.corrections.correction import Correction
 

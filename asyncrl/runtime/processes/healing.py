@@ -105,13 +105,13 @@ def healed(end: SupervisedEnd, lost: Exited) -> str:
     """The sentence about an end after which another life begins. A stall is told with its cause:
     the trainer, which counts as `lost` then, may not be at fault.
 
-    Example: `"trainer-0 was lost, and the run goes on from its last checkpoint."`
+    Example: `"trainer-0 was lost, and the run continues from its last checkpoint."`
     """
     finished = end.finished
     if finished is not None and finished.heals == "stalled":
         reason = finished.reason.rstrip(".")
-        return f"The run goes on from its last checkpoint, because it stalled: {reason}."
-    return f"{lost.role}-{lost.index} was lost, and the run goes on from its last checkpoint."
+        return f"The run continues from its last checkpoint, because it stalled: {reason}."
+    return f"{lost.role}-{lost.index} was lost, and the run continues from its last checkpoint."
 
 
 def lost_head(end: SupervisedEnd) -> Exited | None:

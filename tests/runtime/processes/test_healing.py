@@ -82,7 +82,7 @@ def test_a_stall_is_told_with_its_cause_and_blames_no_trainer() -> None:
         lost = lost_head(end)
         assert lost is not None
         said = healed(end, lost)
-        assert words in said and "goes on from its last checkpoint" in said
+        assert words in said and "continues from its last checkpoint" in said
         assert "trainer" not in said and said.endswith(".") and not said.endswith("..")
 
 
