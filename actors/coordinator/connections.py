@@ -352,7 +352,7 @@ class Connections:
             why = f"{describe_exit(message.code)}, and {spent}{said}"
             parts.lifecycle.remove(name, why, parts.clock.now())
             if parts.lifecycle.rollout_actors:
-                logger.warning("the run goes on without %s, which %s", name, why)
+                logger.warning("the run continues without %s, which %s", name, why)
                 parts.metrics.removed(message.role)
                 return
         heals: Healable | None = (
