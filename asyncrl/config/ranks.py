@@ -58,8 +58,8 @@ def rank_contradictions(config: Config) -> Contradictions:
     if train.min_ranks > ranks_of(train) and (train.ranks or train.device == "cpu"):
         yield (
             ("train.min_ranks", "train.ranks"),
-            f"a run goes on with no more ranks than it has: lower min_ranks to {ranks_of(train)}, "
-            "or raise ranks",
+            "a run continues with at most the ranks that it has: lower min_ranks to "
+            f"{ranks_of(train)}, or raise ranks",
         )
     if ranks_of(train) == 1 and not elsewhere:
         return

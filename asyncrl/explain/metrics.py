@@ -100,7 +100,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._observed = _Observed()
         self.registry.register(self._observed)
-        self._info = Info("asyncrl_run", "What runs.", registry=self.registry)
+        self._info = Info("asyncrl_run", "Facts about the run, as labels.", registry=self.registry)
         self._of_steps()
         self._of_publications()
         self._of_actors()
@@ -127,14 +127,14 @@ class Metrics:
         """Steps and evaluations."""
         self._step = self._histogram("asyncrl_step_seconds", "Duration of optimizer steps.")
         self._training = self._gauge(
-            "asyncrl_training", "What the last step's trainer and responses say, by name.", "name"
+            "asyncrl_training", "Figures of the last step's trainer and responses, by name.", "name"
         )
         self._alarms = self._gauge(
-            "asyncrl_alarm", "1 where the disk, or the last step, raised it, by cause.", "cause"
+            "asyncrl_alarm", "1 if the last step or the disk raised the alarm, by cause.", "cause"
         )
         self._checkpoints = self._counter(
             "asyncrl_checkpoints_total",
-            "Checkpoints that were written, and that failed.",
+            "Checkpoints written, and failed.",
             "outcome",
         )
         self._accuracy = self._gauge(
@@ -169,7 +169,7 @@ class Metrics:
     def _of_actors(self) -> None:
         """Verdicts, idle time, work and faults of actors."""
         self._verdict = self._histogram(
-            "asyncrl_verdict_seconds", "What verifiers took.", "outcome"
+            "asyncrl_verdict_seconds", "Duration of verdicts.", "outcome"
         )
         self._no_verdict = _Reasons(
             self._counter("asyncrl_no_verdicts_total", "Answers without a verdict.", "reason")
@@ -183,7 +183,7 @@ class Metrics:
         )
         self._work = self._counter(
             "asyncrl_work_total",
-            "What an actor did, each kind in its own unit.",
+            "Work of an actor, each kind in its own unit.",
             "role",
             "actor",
             "kind",
@@ -205,10 +205,10 @@ class Metrics:
                 "reason",
             )
         )
-        self._restarts = self._counter("asyncrl_restarts_total", "Actors started again.", "role")
+        self._restarts = self._counter("asyncrl_restarts_total", "Restarts of actors.", "role")
         self._removed = self._counter(
             "asyncrl_removed_total",
-            "Actors whose restarts are spent, and without which the run goes on.",
+            "Actors removed because their restarts are spent.",
             "role",
         )
 
@@ -216,15 +216,15 @@ class Metrics:
         """Loans of the trainer's devices."""
         self._lent = self._counter(
             "asyncrl_lent_seconds_total",
-            "Time for which the trainer's devices were lent, of loans that are over "
+            "Time for which the trainer's devices were lent, in finished loans "
             "(rollout.lending = switch).",
         )
         self._loans = self._counter(
-            "asyncrl_loans_total", "Loans of the trainer's devices that are over."
+            "asyncrl_loans_total", "Finished loans of the trainer's devices."
         )
         self._loan = self._gauge(
             "asyncrl_loan_seconds",
-            "Of the last loans in their mean: used, and cost by their switch.",
+            "Means of the last loans: seconds used, and seconds lost by switching.",
             "part",
         )
         self._lending = self._gauge("asyncrl_lending", "1 while loans are worth their switch.")
@@ -236,22 +236,20 @@ class Metrics:
         )
         self._lease_p95.set(math.nan)
         self._lease_deadline = self._gauge(
-            "asyncrl_lease_deadline_seconds", "What the next lease is given."
+            "asyncrl_lease_deadline_seconds", "Duration of the next lease."
         )
         self._episodes = self._gauge(
             "asyncrl_episodes",
-            "Episodes that agents play: live, of these with their agents (thinking), and the most "
+            "Agents' episodes: live, of these with their agents (thinking), and the most "
             "that engines can use (most).",
             "state",
         )
-        self._journal_bytes = self._gauge(
-            "asyncrl_journal_bytes", "What the journal takes on disk."
-        )
+        self._journal_bytes = self._gauge("asyncrl_journal_bytes", "Size of the journal on disk.")
         self._images_bytes = self._gauge(
-            "asyncrl_images_bytes", "What the images of prompts take on disk."
+            "asyncrl_images_bytes", "Size of the images of prompts on disk."
         )
         self._journal_pending = self._gauge(
-            "asyncrl_journal_pending_bytes", "Events that wait for the disk."
+            "asyncrl_journal_pending_bytes", "Size of the events that wait for the disk."
         )
         self._pump = self._gauge(
             "asyncrl_pump_seconds", "Longest pass of the coordinator's loop in the last second."
@@ -438,7 +436,7 @@ class _Observed(Collector):
             value=seen.queue_items,
         )
         yield GaugeMetricFamily(
-            "asyncrl_queue_bytes", "Token arrays of those.", value=seen.queue_bytes
+            "asyncrl_queue_bytes", "Size of the token arrays in the queue.", value=seen.queue_bytes
         )
         if seen.version is not None:
             yield GaugeMetricFamily(

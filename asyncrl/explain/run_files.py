@@ -178,7 +178,7 @@ class RunFiles:
         elif any(exists(self.path / name) for name in (run_dir.SUMMARY, run_dir.JOURNAL)):
             what = (
                 f"{run_dir.STATUS} is not in it, as in a copy that is not whole: copy the run "
-                f"again, or go on with it by asyncrl train --resume {whole}"
+                f"again, or continue it by asyncrl train --resume {whole}"
             )
         else:
             what = (

@@ -488,6 +488,6 @@ def errors(path: Path) -> Iterator[None]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, _Misfit) as error:
         raise JournalError(
             f"the journal {path} holds something that is not an event of this asyncrl "
-            f"({escaped(str(error), 300)}): go on with the version that wrote it, put back a "
+            f"({escaped(str(error), 300)}): use the version that wrote it, put back a "
             "copy of the run, or begin a new run in another run.dir"
         ) from error

@@ -232,7 +232,7 @@ class Judge:
         if refused_for_all(status, answered=self.answered):
             raise JudgeRefused(
                 f"judge.url is {self._url!r}, and the judge refuses each request with {status}"
-                f"{f' ({said})' if said else ''}: {_remedy(status)}; then go on with --resume."
+                f"{f' ({said})' if said else ''}: {_remedy(status)}; then continue with --resume."
             )
         retry_after = response.headers.get("retry-after", "")
         return failure_of(status, said, retry_after, time.time())

@@ -82,7 +82,7 @@ def start(
             config = replace(config, run=replace(config.run, dir=str(run)))
         config = checked(config, resume, console, models)
     for name in changed:
-        console.print(f"{CODE}/{name} is not what this run had: it goes on with this one.")
+        console.print(f"{CODE}/{name} is not what this run had: it continues with this one.")
     return _launched(config, resume, console, {**known, **code.digests})
 
 

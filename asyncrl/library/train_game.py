@@ -66,7 +66,7 @@ def checked_game(
     folder = folder or _folder(game).absolute()
     if not resumes and exists(folder / GAME):
         raise ConfigError(
-            f"{folder}: this game exists already; go on with it by --resume {folder}, or choose "
+            f"{folder}: this game exists already; continue it by --resume {folder}, or choose "
             "another game.dir."
         )
     configs = dict[str, Config]()
@@ -122,7 +122,7 @@ def _refuse_one_of_several(folder: Path) -> None:
     beside = folder.absolute().parent
     if is_file(beside / GAME) and is_file(folder / RUN_TOML):
         raise ConfigError(
-            f"{folder}: this run is one policy of a game; go on with all of them by --resume "
+            f"{folder}: this run is one policy of a game; continue all of them by --resume "
             f"{beside}."
         )
 

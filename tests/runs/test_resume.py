@@ -486,7 +486,7 @@ def test_a_full_disk_is_waited_for_and_said(model: Path, tmp_path: Path) -> None
         [said] = [line for line in err.splitlines() if "the run failed" in line]
         assert "make room, and resume the run" in said and str(run) in said
         assert "Traceback" not in err and "Logging error" not in err, err
-        assert "the run goes on" not in out, out
+        assert "the run continues" not in out, out
         assert "waits for the disk" in out, out  # the alarm
         left = {path.name for path in run.iterdir()}
         assert not any(name.endswith((".partial", ".sock")) for name in left), left
