@@ -105,12 +105,11 @@ def test_a_model_without_numbers_takes_what_one_with_numbers_does(
 
 
 @pytest.mark.explore
-@pytest.mark.parametrize("dtype", some(["float32", "bfloat16"]))
-def test_a_mixture_takes_what_one_with_numbers_does(tmp_path: Path, dtype: str) -> None:
+def test_a_mixture_takes_what_one_with_numbers_does(tmp_path: Path) -> None:
     mixture = Qwen3MoeConfig(
         **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True
     )
-    config = config_of(tmp_path, f"model.dtype={dtype}", model=mixture)
+    config = config_of(tmp_path, "model.dtype=bfloat16", model=mixture)
     assert predict(config) == measured(config)
 
 
