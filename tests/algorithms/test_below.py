@@ -195,7 +195,9 @@ def looking() -> Toy:
     return Toy(episodes, chances)
 
 
-@pytest.mark.parametrize("toy", [forking, forking_at_once, forking_at_will])
+@pytest.mark.parametrize(
+    "toy", [forking, forking_at_will, pytest.param(forking_at_once, marks=pytest.mark.explore)]
+)
 def test_the_gradient_is_the_true_one(toy: Callable[[], Toy]) -> None:
     subject = toy()
     true = subject.true()
@@ -205,7 +207,9 @@ def test_the_gradient_is_the_true_one(toy: Callable[[], Toy]) -> None:
     assert found == pytest.approx(true, abs=1e-12)
 
 
-@pytest.mark.parametrize(("ends", "ratio"), [(2, 0.69), (3, 0.57)])
+@pytest.mark.parametrize(
+    ("ends", "ratio"), [(2, 0.69), pytest.param(3, 0.57, marks=pytest.mark.explore)]
+)
 def test_its_variance_is_a_part_of_that_of_rewards_to_go(ends: int, ratio: float) -> None:
     """The docs state these numbers."""
     subject = forking(ends)

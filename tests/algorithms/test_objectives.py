@@ -115,7 +115,7 @@ def run(kind: str, world: World) -> tuple[TokenLoss, Tensor]:
 
 @every
 class TestEvery:
-    @settings(max_examples=drawn(200))
+    @settings(max_examples=drawn(100))
     @given(worlds())
     def test_is_the_formula_and_its_gradient(self, kind: str, world: World) -> None:
         expected = [Expected(0.0, 0.0, False)] * len(world.mask)

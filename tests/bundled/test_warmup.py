@@ -67,7 +67,10 @@ def test_the_loss_is_of_the_answers_tokens_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.explore
-def test_it_learns_stops_where_told_and_says_what_greedy_decoding_does(tmp_path: Path) -> None:
+def test_it_learns_stops_where_told_and_says_what_greedy_decoding_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warmup, "BATCH", 6)  # each example once
     bundled_model.write_tokenizer(tmp_path)
     tokenizer, task, model = (
         Tokenizer(tmp_path),
@@ -114,6 +117,7 @@ def test_it_goes_on_until_samples_are_right_and_not_greedy_answers_alone(tmp_pat
 def test_it_is_a_function_of_its_settings_and_computed_once(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(warmup, "BATCH", 8)
     first = warmup.prepare_model(config())
     assert first.is_relative_to(home / "asyncrl")
     before = (first / "model.safetensors").stat()

@@ -54,6 +54,7 @@ def weights(version: int) -> Weights:
 # ------------------------------------------------------------------------------------ plain passes
 
 
+@cache
 def plain(rollout: int, cut: int, kv: KV) -> tuple[list[int], list[float]]:
     """Ids and log-probabilities of a rollout whose first `cut` tokens are of version 0 and the rest
     of version 1. With `keep`, what version 1 attends to of the tokens before is what version 0 made

@@ -12,6 +12,7 @@ import torch
 from correction_reference import Reference, World, apart_from_rounding, worlds
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from some_values import drawn as examples
 from some_values import some
 
 from asyncrl.algorithms.tokens import Tokens
@@ -117,7 +118,7 @@ class TestEvery:
         assert result.kept.tolist() == kept
         assert result.weight.tolist() == pytest.approx(weight, rel=2e-5, abs=1e-7)
 
-    @settings(max_examples=30)
+    @settings(max_examples=examples(20))
     @given(worlds(), st.data())
     def test_weighs_what_it_keeps_and_nothing_else_in_float32_without_gradient(
         self, case: Case, world: World, data: st.DataObject
@@ -135,7 +136,7 @@ class TestEvery:
         assert not (kept & ~tokens.mask).any()
         assert torch.equal(weight != 0, kept)
 
-    @settings(max_examples=30)
+    @settings(max_examples=examples(20))
     @given(worlds(), st.data())
     def test_what_is_outside_of_the_mask_does_not_matter(
         self, case: Case, world: World, data: st.DataObject
@@ -158,7 +159,7 @@ class TestEvery:
             name: float(value) for name, value in expected.diagnostics.items()
         } == pytest.approx({name: float(value) for name, value in got.diagnostics.items()})
 
-    @settings(max_examples=30)
+    @settings(max_examples=examples(20))
     @given(worlds(), st.data())
     def test_knows_a_rollout_by_its_number_and_not_by_its_place(
         self, case: Case, world: World, data: st.DataObject
@@ -176,7 +177,7 @@ class TestEvery:
         assert got.kept.tolist() == expected.kept[order].tolist()
         assert got.weight.tolist() == pytest.approx(expected.weight[order].tolist(), rel=1e-6)
 
-    @settings(max_examples=30)
+    @settings(max_examples=examples(20))
     @given(worlds(), st.data())
     def test_reads_what_it_says_and_nothing_else(
         self, case: Case, world: World, data: st.DataObject
@@ -213,7 +214,7 @@ class TestEvery:
 
 
 @of_rollouts
-@settings(max_examples=30)
+@settings(max_examples=examples(20))
 @given(worlds(), st.data())
 def test_is_the_same_however_rollouts_are_split_into_calls(
     case: Case, world: World, data: st.DataObject

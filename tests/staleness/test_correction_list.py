@@ -65,7 +65,7 @@ def bounds(correction: Correction) -> dict[str, float]:
     return {name: getattr(correction, name) for name in correction.__struct_fields__}
 
 
-@settings(max_examples=drawn(200))
+@settings(max_examples=drawn(100))
 @given(worlds(), lists, st.booleans())
 def test_each_sees_what_is_left_and_weights_multiply(
     world: World, corrections: list[Correction], weighted: bool

@@ -68,8 +68,21 @@ class World(NamedTuple):
         return World(*([values[t] for t in places] for values in self))
 
 
-def _single(low: float, high: float) -> st.SearchStrategy[float]:
-    return st.floats(low, high, width=32, allow_subnormal=False)
+SCALE = 2**16
+"""A drawn number is an integer over this: exact in float32, and drawn sooner than a float."""
+
+
+def _scaled(low: float, high: float) -> st.SearchStrategy[int]:
+    return st.integers(int(low * SCALE), int(high * SCALE))
+
+
+TOKENS = st.tuples(
+    _scaled(-5, -0.015625),  # behaviour
+    _scaled(-1.5, 1.5),  # drift
+    _scaled(-1.5, 1.5),  # mismatch
+    st.integers(0, 3),  # in the mask unless 0
+    st.integers(0, 9),  # lag
+)
 
 
 @st.composite
@@ -81,24 +94,10 @@ def worlds(draw: st.DrawFn) -> World:
     numbers = draw(st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True))
     for number in numbers:
         advantage = draw(st.sampled_from([-1.5, -0.25, 0.0, 0.5, 2.0]))
-        for _ in range(draw(st.integers(1, 6))):
-            behaviour, drift, mismatch = (
-                draw(_single(-5, -0.015625)),
-                draw(_single(-1.5, 1.5)),
-                draw(_single(-1.5, 1.5)),
-            )
-            current = float(np.float32(min(behaviour + drift, -0.0078125)))
-            rows.append(
-                (
-                    mismatch,
-                    draw(st.booleans()) or draw(st.booleans()),
-                    number,
-                    advantage,
-                    behaviour,
-                    current,
-                    draw(st.integers(0, 9)),
-                )
-            )
+        for *numbers_of_token, inside, lag in draw(st.lists(TOKENS, min_size=1, max_size=6)):
+            behaviour, drift, mismatch = (one / SCALE for one in numbers_of_token)
+            current = min(behaviour + drift, -0.0078125)
+            rows.append((mismatch, inside > 0, number, advantage, behaviour, current, lag))
     rows = draw(st.permutations(rows))
     return World(*map(list, zip(*rows, strict=True)))
 

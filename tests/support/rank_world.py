@@ -51,7 +51,7 @@ def ranks(
     """Have `size` processes as the ranks of one group, each with what a function of a module makes
     there. Gives a function, which has each carry out another one on that, at once, and gives what
     each found, in their order."""
-    _have_a_server()
+    have_a_server()
     ends, processes = list[Connection](), []
     for index in range(size):
         mine, theirs = FORKS.Pipe()
@@ -75,7 +75,7 @@ def ranks(
             process.join(PATIENCE_S)
 
 
-def _have_a_server() -> None:
+def have_a_server() -> None:
     """Fork the server of `FORKS` where none is: started, it would import for five seconds."""
 
     def fork(python: bytes, words: Sequence[str], descriptors: Sequence[int]) -> int:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from some_values import drawn
 from torch import Tensor, nn
 from training_world import build
 
@@ -46,7 +47,7 @@ def dense(packed: PackedBatch) -> Tensor:
 many_cuts = st.lists(st.integers(0, 59), min_size=0, max_size=25)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=drawn(30), deadline=None)
 @given(st.integers(0, 100), many_cuts)
 def test_the_mask_and_its_blocks_are_those_of_the_paths(seed: int, cuts: list[int]) -> None:
     packed = packed_tree(seed, cuts)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from families import build
+from some_values import some
 from training_world import SIZES, Rollout, micro_batch, rollouts
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig
 
@@ -254,7 +255,7 @@ def trained(
 AUX = TrainConfig(router_aux=0.5, lr=1e-3, lr_warmup_steps=0, grad_clip=1e9)
 
 
-@pytest.mark.parametrize("passes", ["packed", "padded", "alone"])
+@pytest.mark.parametrize("passes", some(["packed", "padded", "alone"]))
 def test_the_gradient_of_the_balance_is_that_of_float64(passes: Passes) -> None:
     """Whatever passes compute it, with whatever is kept, and however the step is split. The first
     step has no earlier one, so it changes nothing."""

@@ -382,7 +382,7 @@ def test_a_reset_begins_the_optimizer_anew(estimator: Estimator) -> None:
     assert unchanged.optimizer.state, "where nothing is reset"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", some([torch.bfloat16, torch.float32]))
 @pytest.mark.parametrize("before", some([3, 1, 2]))
 def test_a_resumed_run_has_the_reference_that_it_had(
     before: int, dtype: torch.dtype, tmp_path: Path

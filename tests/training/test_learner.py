@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from some_values import drawn
 from training_world import CONFIGS, Rollout, build, micro_batch, reference, rollouts
 
 from asyncrl.config.schema import StalenessConfig, TrainConfig
@@ -95,7 +96,7 @@ def test_gradient_loss_and_counts_are_the_reference(
     )
 
 
-@settings(max_examples=12)
+@settings(max_examples=drawn(12))
 @given(st.lists(st.integers(0, 4), min_size=9, max_size=9), st.integers(0, 9))
 def test_any_split_into_micro_batches_gives_the_same_gradient(places: list[int], seed: int) -> None:
     model = build("qwen3")

@@ -64,7 +64,7 @@ def groups(seed: int) -> list[list[Rollout]]:
 @pytest.mark.parametrize("advantage", some(ADVANTAGES))
 def test_each_objective_takes_each_advantage(objective: str, advantage: str) -> None:
     subject = learner(objective=objective, advantage=advantage)
-    _, metrics, counts = run(subject, groups(1))
+    _, metrics, counts = run(subject, [[rollout for group in groups(1) for rollout in group]])
     assert metrics["skipped"] == 0 and metrics["trained_tokens"] > 0 and metrics["grad_norm"] > 0
     assert all(math.isfinite(value) for value in metrics.values())
     trained = sum(count.trained + sum(count.discarded.values()) for count in counts.values())
@@ -166,7 +166,7 @@ def test_any_split_gives_the_same_step(
         assert_close(split, whole, 1e-4)
 
 
-@pytest.mark.parametrize("advantage", ADVANTAGES)
+@pytest.mark.parametrize("advantage", some(ADVANTAGES))
 def test_any_order_of_groups_gives_the_same_step(advantage: str) -> None:
     first, second, third = groups(3)
     whole, of_whole, _ = run(learner(advantage=advantage), [first + second + third])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from some_values import drawn
 from test_learner import assert_close, run
 from training_world import Rollout, alone, build, rollouts
 
@@ -93,7 +94,7 @@ def test_each_mean_is_its_formula_whatever_the_split(mean: str, divisor: str) ->
 
 
 @pytest.mark.explore
-@settings(max_examples=12)
+@settings(max_examples=drawn(12))
 @given(
     mean=st.sampled_from(["rollout", "constant"]),
     divisor=st.sampled_from(["kept", "all"]),

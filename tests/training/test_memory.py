@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
 from some_values import some
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, Gemma2Config, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from asyncrl.bundled.small_vision import Family, new_vision_model
 from asyncrl.config import Config, load
+from asyncrl.training import memory
 from asyncrl.training.adapters import add_adapters
 from asyncrl.training.fitting import changes, fitting
 from asyncrl.training.forward import make_logits_in_chunks, may_share
@@ -27,11 +31,16 @@ SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 64,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
 }
+
+
+PLAIN, LESS = (
+    ("model.dtype=float32", f"train.recompute_activations={again}") for again in ("false", "true")
+)
 
 
 def config_of(folder: Path, *more: str, model: PretrainedConfig | None = None) -> Config:
@@ -43,6 +52,22 @@ def config_of(folder: Path, *more: str, model: PretrainedConfig | None = None) -
         "train.micro_tokens=200",
     ]
     return load(None, [*sets, *more], {})
+
+
+@cache
+def predicted(*sets: str) -> MemoryParts:
+    """Of the model of `SIZES`, once for each settings: it takes a second."""
+    with TemporaryDirectory() as folder:
+        return predict(config_of(Path(folder), *sets))
+
+
+def policies(config: Config) -> int:
+    """Bytes of the other policies alone, without a pass."""
+    with FakeTensorMode():
+        model = empty_model(config.model.path, getattr(torch, config.model.dtype))
+    if config.model.lora.rank:
+        add_adapters(model, config.model.lora)
+    return memory._policies(config, model)
 
 
 def measured(config: Config) -> MemoryParts:
@@ -66,9 +91,8 @@ def test_a_model_without_numbers_takes_what_one_with_numbers_does(
     tmp_path: Path, dtype: str, again: str
 ) -> None:
     sets = f"model.dtype={dtype}", f"train.recompute_activations={again}"
-    config = config_of(tmp_path, *sets)
-    found = predict(config)
-    assert found == measured(config)
+    found = predicted(*sets)
+    assert found == measured(config_of(tmp_path, *sets))
     parameters = sum(p.numel() for p in empty_model(tmp_path).parameters())
     buffers = found.weights - parameters * (4 if dtype == "float32" else 2)
     assert 0 <= buffers < 100
@@ -81,15 +105,15 @@ def test_a_model_without_numbers_takes_what_one_with_numbers_does(
 
 
 @pytest.mark.explore
-@pytest.mark.parametrize("dtype", some(["float32", "bfloat16"]))
-def test_a_mixture_takes_what_one_with_numbers_does(tmp_path: Path, dtype: str) -> None:
+def test_a_mixture_takes_what_one_with_numbers_does(tmp_path: Path) -> None:
     mixture = Qwen3MoeConfig(
         **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True
     )
-    config = config_of(tmp_path, f"model.dtype={dtype}", model=mixture)
+    config = config_of(tmp_path, "model.dtype=bfloat16", model=mixture)
     assert predict(config) == measured(config)
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize(("family", "learns"), [("qwen2_5_vl", False), ("qwen3_vl", True)])
 def test_the_tower_for_images_is_predicted_too(
     tmp_path: Path, family: Family, learns: bool
@@ -121,7 +145,7 @@ def test_padded_rows_are_predicted_too(tmp_path: Path) -> None:
 @pytest.mark.explore
 def test_small_moments_are_predicted_too(tmp_path: Path) -> None:
     """And nothing of a weight's size beside them in a step."""
-    plain = predict(config_of(tmp_path))
+    plain = predicted(*PLAIN)
     for optimizer, share in (("adamw_bf16", 2), ("adamw8bit", 3)):
         config = config_of(tmp_path, f"train.optimizer={optimizer}")
         found = predict(config)
@@ -132,10 +156,8 @@ def test_small_moments_are_predicted_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.explore
-def test_layers_that_are_computed_again_keep_less(tmp_path: Path) -> None:
-    config = config_of(tmp_path)
-    less = config_of(tmp_path, "train.recompute_activations=true")
-    assert predict(less).activations < 0.7 * predict(config).activations
+def test_layers_that_are_computed_again_keep_less() -> None:
+    assert predicted(*LESS).activations < 0.7 * predicted(*PLAIN).activations
 
 
 @pytest.mark.explore
@@ -151,8 +173,9 @@ def test_capped_logits_are_in_chunks_too(tmp_path: Path) -> None:
 
 @pytest.mark.explore
 def test_ranks_share_what_is_there_all_the_time(tmp_path: Path) -> None:
+    three = Qwen3Config(**SIZES | {"num_hidden_layers": 3})  # of which two are gathered at a time
     alone, of_four = (
-        predict(config_of(tmp_path, "model.dtype=bfloat16", f"train.ranks={ranks}"))
+        predict(config_of(tmp_path, "model.dtype=bfloat16", f"train.ranks={ranks}", model=three))
         for ranks in (1, 4)
     )
     parameters = sum(p.numel() for p in empty_model(tmp_path).parameters())
@@ -160,10 +183,10 @@ def test_ranks_share_what_is_there_all_the_time(tmp_path: Path) -> None:
     assert of_four.step == pytest.approx(alone.step / 4, abs=1)
     layer = sum(p.numel() for n, p in empty_model(tmp_path).named_parameters() if ".layers.0." in n)
     more = "train.ema=0.9", "reference.coefficient=0.1", "staleness.proximal=boundary"
-    others = predict(config_of(tmp_path, "model.dtype=bfloat16", "train.ranks=4", *more))
-    assert others.policies == pytest.approx((4 + 2 + 4) * parameters / 4, abs=200)
+    others = config_of(tmp_path, "model.dtype=bfloat16", "train.ranks=4", *more, model=three)
+    assert policies(others) == pytest.approx((4 + 2 + 4) * parameters / 4, abs=200)
     # the embedding of ids is gathered by itself, and let go of after it
-    rest = parameters - SIZES["num_hidden_layers"] * layer - VOCABULARY * SIZES["hidden_size"]
+    rest = parameters - 3 * layer - VOCABULARY * SIZES["hidden_size"]
     assert of_four.activations == alone.activations + 2 * (rest + 2 * layer) + 4 * layer
 
 
@@ -171,9 +194,9 @@ def test_ranks_share_what_is_there_all_the_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", some(["bfloat16", "float32"]))
 def test_adapters_alone_have_gradients_and_moments(tmp_path: Path, dtype: str) -> None:
     """And what is kept beside them is theirs."""
-    config = config_of(tmp_path, f"model.dtype={dtype}", "model.lora.rank=4")
-    found = predict(config)
-    assert found == measured(config)
+    sets = f"model.dtype={dtype}", "model.lora.rank=4"
+    found = predicted(*sets)
+    assert found == measured(config_of(tmp_path, *sets))
     size = 4 if dtype == "float32" else 2
     parameters = sum(p.numel() for p in empty_model(tmp_path).parameters())
     learn = 4 * sum(
@@ -185,19 +208,15 @@ def test_adapters_alone_have_gradients_and_moments(tmp_path: Path, dtype: str) -
     assert 0 <= found.weights - size * (parameters + learn) < 100
     assert (found.masters, found.gradients) == (master * learn, 4 * learn)
     assert 8 * learn <= found.optimizer < 8 * learn + 1000
-    whole = predict(config_of(tmp_path, f"model.dtype={dtype}"))
+    whole = predicted(f"model.dtype={dtype}", "train.recompute_activations=false")
     assert found.step < whole.step / 5
     more = "train.ema=0.9", "reference.coefficient=0.1", "staleness.proximal=boundary"
-    config = config_of(tmp_path, f"model.dtype={dtype}", "model.lora.rank=4", *more)
-    assert predict(config).policies == (3 * size + master) * learn
-    two = predict(
-        config_of(tmp_path, f"model.dtype={dtype}", "model.lora.rank=4", "train.ranks=2", *more)
-    )
+    assert policies(config_of(tmp_path, *sets, *more)) == (3 * size + master) * learn
+    two = predict(config_of(tmp_path, *sets, "train.ranks=2", *more))
     assert 0 <= two.weights - (size * parameters + 4 * learn) // 2 < 100
     assert (two.policies, two.gradients) == (3 * 4 * learn // 2, 4 * learn // 2)
 
 
-@pytest.mark.explore
 @pytest.mark.parametrize(
     ("setting", "more"),
     [
@@ -209,7 +228,7 @@ def test_adapters_alone_have_gradients_and_moments(tmp_path: Path, dtype: str) -
 def test_other_policies_are_counted(tmp_path: Path, setting: str, more: int) -> None:
     config = config_of(tmp_path, "model.dtype=bfloat16", setting)
     parameters = sum(p.numel() for p in empty_model(tmp_path).parameters())
-    assert predict(config).policies == pytest.approx(more * parameters, rel=0.01)
+    assert policies(config) == pytest.approx(more * parameters, rel=0.01)
 
 
 def test_live_bytes_are_those_of_storages_until_their_last_tensor_is_gone() -> None:

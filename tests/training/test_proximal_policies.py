@@ -66,6 +66,7 @@ class Story:
         self._noise = {
             r.number: rng.normal(0, 0.3, len(r.response)) for members in self.steps for r in members
         }
+        self._under: dict[tuple[int, PreTrainedModel], np.ndarray] = {}
 
     def sampled(self, step: int, models: Sequence[PreTrainedModel]) -> list[Rollout]:
         """The rollouts of a step, with their behaviour: that of each token's own version, and
@@ -77,11 +78,15 @@ class Story:
 
     def own(self, rollout: Rollout, models: Sequence[PreTrainedModel]) -> np.ndarray:
         """Log-probability of each token under its own version."""
-        of_version = {
-            v: alone(models[v], rollout, TEMPERATURE).detach().numpy()
-            for v in set(self.versions[rollout.number])
-        }
+        of_version = {v: self.under(models[v], rollout) for v in set(self.versions[rollout.number])}
         return np.array([of_version[v][t] for t, v in enumerate(self.versions[rollout.number])])
+
+    def under(self, model: PreTrainedModel, rollout: Rollout) -> np.ndarray:
+        """Log-probability of each token under a version, which stays as it is."""
+        if (key := (rollout.number, model)) not in self._under:
+            with torch.no_grad():
+                self._under[key] = alone(model, rollout, TEMPERATURE).numpy()
+        return self._under[key]
 
     def score_proximal(
         self, step: int, behind: int = 0, oldest: int | None = None
@@ -204,7 +209,7 @@ def train(
     return seen
 
 
-@pytest.mark.parametrize("seed", some(range(3)))
+@pytest.mark.parametrize("seed", some(range(2)))
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_gradient_is_that_of_the_definition(kind: str, seed: int) -> None:
     story, models = Story(seed), list[PreTrainedModel]()

@@ -69,7 +69,7 @@ def content(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)], ids=["whole", "adapters"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", some([torch.bfloat16, torch.float32]))
 @pytest.mark.parametrize("name", some(CONFIGS))
 def test_what_is_written_is_the_state_at_the_copy_whatever_is_trained_meanwhile(
     name: str, dtype: torch.dtype, lora: LoraConfig | None, tmp_path: Path, tokenizer: Path

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from gpu_kit.shapes import TINY, build, settings, work
 from pretend_cuda import CUDA, CudaTensor, moved, pretended_cuda, syncs
+from some_values import some
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -44,8 +45,8 @@ def host(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().float().clone()
 
 
-@pytest.mark.parametrize("way", ["packed", "chunked", "recomputed", "padded", "alone"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("way", some(["packed", "chunked", "recomputed", "padded", "alone"]))
+@pytest.mark.parametrize("dtype", some([torch.float32, torch.bfloat16]))
 def test_a_step_is_that_of_the_host(
     dtype: torch.dtype, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,12 +84,13 @@ def test_a_micro_batch_waits_for_the_device_as_often_whatever_its_size() -> None
     assert counts[1] == counts[2] <= 20, waited.places
 
 
+@pytest.mark.explore
 def test_a_model_is_tried_on_the_device() -> None:
     trial = try_passes(moved(build(TINY, torch.float32, "cpu")), 64)
     assert trial.passes == "packed" and "by tables" in trial.attention
 
 
-@pytest.mark.parametrize("attention", ["auto", "blocks"])
+@pytest.mark.parametrize("attention", some(["blocks", "auto"]))
 def test_an_attention_that_falls_back_is_told_or_refused(attention: str) -> None:
     """No kernel of blocks can be compiled for a device that is pretended."""
     model = moved(build(TINY, torch.float32, "cpu"))

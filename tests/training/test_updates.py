@@ -162,6 +162,7 @@ def test_divergence_is_of_the_policy_that_the_step_starts_from() -> None:
     assert metrics["k3"] < 1e-6 and metrics["log_ratio_abs"] < 1e-4
 
 
+@pytest.mark.explore
 @settings(max_examples=4)
 @given(st.lists(st.integers(0, 2), min_size=12, max_size=12), st.integers(1, 6))
 def test_any_split_into_micro_batches_gives_the_same_weights(

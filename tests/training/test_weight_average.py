@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from some_values import some
 from training_world import TEMPERATURE, Rollout, alone, build, micro_batch, rollouts
 from transformers import PreTrainedModel
 
@@ -113,7 +114,7 @@ def test_as_the_proximal_policy_it_is_what_the_ratio_is_clipped_around() -> None
         torch.testing.assert_close(found[name].double(), parameter.grad, atol=3e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", some([torch.bfloat16, torch.float32]))
 def test_it_survives_a_resume_bit_for_bit(dtype: torch.dtype, tmp_path: Path) -> None:
     it = learner(build("qwen3", dtype))
     train(it, 2)

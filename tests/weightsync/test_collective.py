@@ -18,6 +18,7 @@ import msgspec
 import pytest
 import torch
 import trio
+import warm_process
 from torch import Tensor
 
 from asyncrl.weightsync.broadcast import GroupReceiver, GroupSender
@@ -410,12 +411,16 @@ class Engine:
     """The engine process, driven line by line."""
 
     def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("engine_process.py"))],
+        self.process = warm_process.Popen(
+            [sys.executable, "-m", "engine_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": str(Path(__file__).parent),
+            },
         )
 
     def order(

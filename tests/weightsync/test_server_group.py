@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import trio
+import warm_process
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -85,9 +87,12 @@ class Rank:
     """One rank of a server, in a process of its own."""
 
     def __init__(self) -> None:
-        script = Path(__file__).with_name("server_process.py")
-        self.process = subprocess.Popen(
-            [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        self.process = warm_process.Popen(
+            [sys.executable, "-m", "server_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
         )
 
     def say(self, **order: object) -> None:

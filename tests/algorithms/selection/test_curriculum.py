@@ -66,6 +66,7 @@ def test_a_stream_without_an_end_goes_on() -> None:
     assert len(Play(named("in_order", 3), solving([0.5] * 3)).run(100)) == 100
 
 
+@pytest.mark.explore
 def test_a_long_stream_takes_no_more_memory() -> None:
     stream = PromptOrder(1000, seed=0, epochs=0)
     tracemalloc.start()

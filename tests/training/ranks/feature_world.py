@@ -1,5 +1,5 @@
 """Cases of every feature that a learner of one rank has, in all layouts of ranks, and a learner
-that takes two steps, is saved, and takes a third as another number of ranks."""
+that takes a step, is saved, and takes a second as another number of ranks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ RANKS = 4
 GAP = "published_gap"
 """The metric of a rounded publication."""
 TEMPERATURE = 0.7
-STEPS, SAVED = 3, 2
+STEPS, SAVED = 2, 1
 EXAMPLES = [ExampleIds([1, 2], [3]), ExampleIds([4], [5, 6, 7, 8]), ExampleIds([9, 10], [12, 13])]
 LORA = LoraConfig(rank=3, alpha=7.5)
 LAYOUTS: dict[str, tuple[int, int]] = {
@@ -211,7 +211,8 @@ def learner_of(case: Case, rank: Rank, model: PreTrainedModel) -> Learner:
     if case.policy in ("reference", "reset"):
         policy = policy_like(model, rank) if adapted(model) else FrozenPolicy(model_of(case), rank)
         place: Any = "loss" if case.policy == "reference" else "reward"
-        terms.append(KlTerm("reference", 0.3, place, "k3", policy, 2 * (case.policy == "reset")))
+        reset_every = int(case.policy == "reset")
+        terms.append(KlTerm("reference", 0.3, place, "k3", policy, reset_every))
     if case.policy == "teacher":
         torch.manual_seed(11)
         other = build("llama")

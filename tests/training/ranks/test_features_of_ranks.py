@@ -30,13 +30,13 @@ from asyncrl.training.ranks.rank import ALONE
 CASES = pairwise(seed=1)
 SHOWN = [Case(*values, "yes", "0.7", "vision") for values in SEEING]
 FIRST = 7
-"""Cases for CI, which have most of the pairs; a case takes five seconds of a core."""
+"""Cases for CI, which have most of the pairs; a case takes three seconds of a core."""
 
 
 @pytest.mark.parametrize(
     "cases",
     [
-        [*CASES[:FIRST], SHOWN[0]],
+        pytest.param([*CASES[:FIRST], SHOWN[0]], marks=pytest.mark.explore),
         pytest.param([*CASES[FIRST:], *SHOWN[1:]], marks=pytest.mark.soak),
     ],
     ids=["first", "others"],

@@ -20,7 +20,7 @@ import pytest
 import torch
 import trio
 from numpy.typing import NDArray
-from rank_world import FORKS
+from rank_world import FORKS, have_a_server
 from train_support import tiny_model
 from training_world import micro_batch, rollouts
 
@@ -113,6 +113,7 @@ async def trainer(
         await links[0].send(link)
         await over.wait()
 
+    have_a_server()
     processes: list[BaseProcess] = [
         FORKS.Process(target=rank, args=(run, index, resume, fault)) for index in range(2)
     ]

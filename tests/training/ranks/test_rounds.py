@@ -8,6 +8,7 @@ from itertools import accumulate, permutations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from some_values import drawn
 
 from asyncrl.training.even_packs import even_packs
 from asyncrl.training.ranks.rounds import rounds
@@ -39,7 +40,7 @@ def test_no_other_division_is_faster(costs: list[float], ranks: int) -> None:
     assert seconds(costs, rounds(costs, ranks)) <= best + 1e-9
 
 
-@settings(max_examples=30)
+@settings(max_examples=drawn(30))
 @given(st.integers(0, 10**6), st.integers(2, 8))
 def test_packed_batches_of_heavy_tails_take_ranks_equally_long(seed: int, ranks: int) -> None:
     """Trees of eight samples whose lengths differ by a factor of twenty: each sample is there once,
