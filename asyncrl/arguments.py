@@ -6,6 +6,7 @@ It imports nothing slow: `--help` is instant.
 from __future__ import annotations
 
 import argparse
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[_Parser]
 
 
+@cache
 def parser() -> argparse.ArgumentParser:
-    """The parser of a command line. Bad arguments end the process with status 2."""
+    """The parser of a command line, of which a process has one. Bad arguments end the process with
+    status 2."""
     root = _Parser(
         prog="asyncrl",
         description=texts.DESCRIPTION,

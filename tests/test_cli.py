@@ -233,7 +233,7 @@ print("\\n" + " ".join(sys.modules))
 
 
 def test_help_imports_nothing_heavy() -> None:
-    assert not called("train --help".split()).modules & {
+    assert not called(["train", "--help"]).modules & {
         "torch",
         "numpy",
         "rich",
