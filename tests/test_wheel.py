@@ -33,16 +33,6 @@ from asyncrl.cli import main
 for words in {COMMANDS!r}:
     assert not main(words), words
 """
-BRIEF = (
-    "train.steps=2",
-    "train.batch_groups=2",
-    "train.eval_every=0",
-    "task.eval_size=8",
-    "evaluation.samples=0",
-    "rollout.filter=none",
-    "engine.compile=false",
-)
-"""Settings of the first steps of the bundled job."""
 README = (ROOT / "README.md").read_text()
 SHORT = {
     '"steps": 60': '"steps": 2, "batch_groups": 2',
@@ -109,9 +99,6 @@ def test_an_installed_wheel_works_from_an_empty_folder(installed: Path, tmp_path
         assert told(installed, tmp_path, "-m", "asyncrl.cli", *words), words
     assert told(installed, tmp_path, "-c", CALLED)
     assert (tmp_path / "run.toml").read_text() == (ROOT / "run.toml").read_text()
-    brief = [f"--set={one}" for one in BRIEF]
-    said = told(installed, tmp_path, "-m", "asyncrl.cli", "train", "run.toml", *brief)
-    assert "all 2 steps are done" in said
 
 
 @pytest.mark.explore
