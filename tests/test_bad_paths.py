@@ -90,7 +90,7 @@ WRITES: dict[str, list[str]] = {
 LIGHT = ["--set", "task.name=chain_sum"]
 """A task that is opened in no time; the one that runs have reads a book."""
 NO_HUB = {"HF_ENDPOINT": "http://127.0.0.1:1"}
-"""Where a path that may be the name of a model is asked for; nothing answers there at once."""
+"""A hub for paths that may be names of models: at once, nothing answers there."""
 FINE = {
     ("copy", "link to nowhere"),
     ("copy", "below a link to nowhere"),

@@ -203,7 +203,7 @@ def test_help_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class Called(NamedTuple):
-    """What a process says that calls commands, and the modules that it has then."""
+    """Output of a process that calls commands, and the modules that it has then."""
 
     out: str
     err: str
