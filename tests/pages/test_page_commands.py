@@ -30,6 +30,7 @@ from asyncrl.config import load
 from asyncrl.config.errors import ContradictionError
 
 ROOT = Path(__file__).parents[2]
+SUPPORT = ROOT / "tests/support"
 PAGES = sorted(
     [
         ROOT / "README.md",
@@ -167,9 +168,18 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Desk:
     folder = tmp_path_factory.mktemp("pages")
     desk = Desk(folder, tiny_model(folder / "path/to/model"))
     shutil.copy(ROOT / "run.toml", folder)
-    shim = [sys.executable, str(ROOT / "tests/support/page_asyncrl.py"), warm().address]
-    shim += [str(desk.model)]
+    light = [sys.executable, "-E", "-S"]  # of the standard library alone
+    shim = [*light, str(SUPPORT / "page_asyncrl.py"), warm().address, str(desk.model)]
     program(folder / ".venv/bin", "asyncrl", f'exec {shlex.join(shim)} "$@"')
+    shim = [*light, str(SUPPORT / "warm.py"), warm().address]
+    taught = f"module=page_vision PYTHONPATH={SUPPORT}:${{PYTHONPATH:-}}; export PYTHONPATH"
+    program(
+        folder / ".venv/bin",
+        "python",
+        "module=$2",
+        f"case $2 in *.small_vision) {taught};; esac",
+        f'shift 2; exec {shlex.join(shim)} "$module" "$@"',
+    )
     program(folder / ".venv/bin", "make", f'exec /usr/bin/make --dry-run -C {ROOT} "$@"')
     for name in ("pip", "uv"):  # what they install is here, and tests/test_wheel.py tries it
         program(folder / ".venv/bin", name, 'case "$*" in *"install ."*) ;; *) exit 1 ;; esac')
