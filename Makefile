@@ -61,9 +61,12 @@ test-ci: ready-to-test sbom audit docs sglang-cpu vllm-cpu verifiers
 ready-to-test: $(CHECKS)
 	@$(MAKE) --no-print-directory --jobs 2 types collect ruff imports
 
-collect: $(CHECKS)
+collect: build/collected
+
+build/collected: $(shell find tests bench -name '*.py') | $(CHECKS)
 	@mkdir -p build
-	@$(BIN)/pytest --collect-only -q > build/collected 2>&1 || { cat build/collected; exit 1; }
+	@$(BIN)/pytest --collect-only -q > build/collecting 2>&1 || { cat build/collecting; exit 1; }
+	@mv build/collecting build/collected
 
 lint: $(CHECKS)
 	@$(MAKE) --no-print-directory --jobs 2 ruff types imports

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import textwrap
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[_Parser]
 
 
+@cache
 def parser() -> argparse.ArgumentParser:
-    """The parser of a command line. Bad arguments end the process with status 2."""
+    """The parser of a command line, of which a process has one. Bad arguments end the process with
+    status 2."""
     root = _Parser(
         prog="asyncrl",
         description=texts.DESCRIPTION,

@@ -61,6 +61,7 @@ LONG = {
     "test_preflight",
     "test_proximal_policies",
     "test_rank_group",
+    "test_reliability",
     "test_reward",
     "test_seeds",
     "test_sharded_memory",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from warm_process import run
 
 
 def offered(line: str, where: Path) -> list[str]:
@@ -22,7 +22,7 @@ def offered(line: str, where: Path) -> list[str]:
         "COMP_TYPE": "63",
         "_ARGCOMPLETE_STDOUT_FILENAME": str(where / "out"),
     }
-    subprocess.run(
+    run(
         [sys.executable, "-m", "asyncrl.cli"],
         env=os.environ | asks,
         cwd=where,

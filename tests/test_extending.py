@@ -164,6 +164,7 @@ def test_a_learner_trains_with_it(section: Section, folder: Path) -> None:
     assert metrics["skipped"] == 0 and metrics["grad_norm"] > 0
 
 
+@pytest.mark.explore
 def test_a_check_passes_and_imports_no_torch(folder: Path) -> None:
     """All of them in one process, as users run the command."""
     own = [section for section in SECTIONS if section.toml]

@@ -224,6 +224,7 @@ def test_add_is_the_same_as_the_raw_buffers_bit_for_bit(model: Path) -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.explore
 def test_two_samplers_and_a_learner_agree_on_the_policy_step_after_step(model: Path) -> None:
     config = rl.Config(**SMALL)
     learner, first, second = (make(model, config) for make in (rl.Learner, rl.Sampler, rl.Sampler))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import threading
 import tracemalloc
 from collections.abc import Callable
@@ -204,6 +205,8 @@ def writes(source: str) -> list[int]:
     [1, 1]
     """
     lines = list[int]()
+    if not re.search(r"\b(open|write_text|write_bytes)\b", source):
+        return lines  # most files, which need not be parsed
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue

@@ -10,7 +10,8 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -317,8 +318,9 @@ def _known(path: tuple[str, ...], source: str) -> Field:
     return field
 
 
-def _keys(section: str) -> Iterable[str]:
-    return [field.key for field in FIELDS.values() if field.section == section]
+@cache
+def _keys(section: str) -> tuple[str, ...]:
+    return tuple(field.key for field in FIELDS.values() if field.section == section)
 
 
 def _forget_params_of_another_task(settings: Sequence[Setting], values: dict[str, Any]) -> None:

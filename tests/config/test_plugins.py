@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.config import ConfigError, load, read, write
-from asyncrl.config.engines import ENGINES, capabilities
+from asyncrl.config.engines import capabilities
 from asyncrl.config.plugins import Named, load_named
 
 ENGINE = """
@@ -70,17 +70,16 @@ def test_what_cannot_be_had_is_named(module: Path) -> None:
     assert "nearest is sglang" in refusal("sglagn")
 
 
-@pytest.mark.parametrize("kind", list(ENGINES))
-def test_each_engine_declares_itself_without_torch(kind: str) -> None:
-    """In a process of its own: this one has torch already."""
+def test_each_engine_declares_itself_without_torch() -> None:
+    """In another process: this one has torch already."""
     import subprocess
 
     script = (
         "import sys; from asyncrl.config.engines import ENGINES; "
-        f"ENGINES.find({kind!r}); print('torch' in sys.modules)"
+        "print([kind for kind in ENGINES if ENGINES.find(kind) and 'torch' in sys.modules])"
     )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert said.stdout == "False\n", said.stderr
+    assert said.stdout == "[]\n", said.stderr
 
 
 @given(st.text())

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import pyarrow
 import pyarrow.parquet
 import pytest
+from page_asyncrl import SHOWN
 from train_support import tiny_model
 from warm_process import warm
 
@@ -29,6 +30,7 @@ from asyncrl.config import load
 from asyncrl.config.errors import ContradictionError
 
 ROOT = Path(__file__).parents[2]
+SUPPORT = ROOT / "tests/support"
 PAGES = sorted(
     [
         ROOT / "README.md",
@@ -45,6 +47,10 @@ ELSEWHERE = {
     "docs/examples/harnesses/README.md": "packages and command lines of others",
 }
 """Pages whose commands are not run as they are, by what they need."""
+RUN = "asyncrl train run.toml --set run.dir=runs/{} --set train.steps=40"
+"""The command of a page by which the folder of all pages has its run."""
+SAME = {"README.md": "asyncrl train run.toml --set train.steps=40"}
+"""A run of a page that docs/start.md has, too, of the same prompts; there it is made."""
 README_RUN = "rotate_matrix-20260101-120000"
 LIMIT_S = 800.0
 
@@ -161,14 +167,24 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Desk:
     """A folder with a model and a run that ended: `runs/a`."""
     folder = tmp_path_factory.mktemp("pages")
     desk = Desk(folder, tiny_model(folder / "path/to/model"))
-    shim = [sys.executable, str(ROOT / "tests/support/page_asyncrl.py"), warm().address]
-    shim += [str(desk.model)]
+    shutil.copy(ROOT / "run.toml", folder)
+    light = [sys.executable, "-E", "-S"]  # of the standard library alone
+    shim = [*light, str(SUPPORT / "page_asyncrl.py"), warm().address, str(desk.model)]
     program(folder / ".venv/bin", "asyncrl", f'exec {shlex.join(shim)} "$@"')
+    shim = [*light, str(SUPPORT / "warm.py"), warm().address]
+    taught = f"module=page_vision PYTHONPATH={SUPPORT}:${{PYTHONPATH:-}}; export PYTHONPATH"
+    program(
+        folder / ".venv/bin",
+        "python",
+        "module=$2",
+        f"case $2 in *.small_vision) {taught};; esac",
+        f'shift 2; exec {shlex.join(shim)} "$module" "$@"',
+    )
     program(folder / ".venv/bin", "make", f'exec /usr/bin/make --dry-run -C {ROOT} "$@"')
     for name in ("pip", "uv"):  # what they install is here, and tests/test_wheel.py tries it
         program(folder / ".venv/bin", name, 'case "$*" in *"install ."*) ;; *) exit 1 ;; esac')
     program(folder / ".venv/bin", "scp", 'shift $(($# - 2)); exec cp "$@"')
-    done = desk.run("asyncrl train --set run.dir=runs/a --set train.steps=12")
+    done = desk.run(RUN.format("a"))
     assert done.returncode == 0, done.stderr
     return desk
 
@@ -181,7 +197,6 @@ def desk(finished: Desk, tmp_path: Path) -> Desk:
     for name in ("b", "c", "fewer-slots", README_RUN):
         shutil.copytree(desk.folder / "runs/a", desk.folder / "runs" / name)
     shutil.copytree(ROOT / "docs/examples", desk.folder / "docs/examples")
-    shutil.copy(ROOT / "run.toml", desk.folder)
     shutil.copy(ROOT / "docs/examples/own_data/prompts.jsonl", desk.folder)
     (desk.folder / "my_agent.py").write_text(own_agent())
     asked = [{"role": "user", "content": "1 + 1 ="}]
@@ -201,6 +216,7 @@ def free_port() -> int:
 def here(script: str, desk: Desk) -> str:
     """A page's script with what it names elsewhere, and what it leaves open, here."""
     for said, replaced in {
+        RUN.format("small"): "cp -r runs/a runs/small",
         "--seed N": "--seed 1",
         "page_port=8080": f"page_port={free_port()}",
         "http://mlflow:5000": f"sqlite:///{desk.folder}/mlflow.db",
@@ -227,6 +243,9 @@ def wanting(block: str, desk: Desk) -> bool:
 )
 def test_its_commands_can_be_run_one_after_another(page: Path, desk: Desk) -> None:
     wanted = [block for block in blocks(page) if not wanting(block, desk)]
+    if same := SAME.get(named(page)):
+        assert same in "".join(blocks(ROOT / "docs/start.md"))
+        wanted = [block.replace(same, "true") for block in wanted]
     if not wanted:
         pytest.skip("the environment that this page needs was not made")
     done = desk.run(here("".join(wanted), desk))
@@ -258,6 +277,10 @@ def test_two_machines_join_a_run_as_the_page_says(desk: Desk) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("This machine takes part as") == 2
     assert done.stdout.count("The run is over.") == 2
+
+
+def test_tests_that_show_what_a_page_is_not_run_for_are_there() -> None:
+    assert all((ROOT / "tests" / path).is_file() for path in SHOWN.values())
 
 
 def test_files_that_a_page_names_elsewhere_are_there() -> None:

@@ -343,7 +343,7 @@ def test_pain_09_the_staleness_bound_bounds_across_resume(
 # -------------------------------------------------------------------- 10: hard prompts that starve
 
 
-@pytest.mark.parametrize("on_stale", ["mask", "restart", "drop"])
+@pytest.mark.parametrize("on_stale", some(["mask", "restart", "drop"]))
 async def test_pain_10_hard_prompts_neither_starve_nor_hold_up_the_run(
     on_stale: str, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -539,7 +539,7 @@ async def test_pain_13_a_slow_disk_fills_no_memory(autojump_clock: trio.testing.
 # -------------------------------------------------------- 14: asynchronous at lag 0 is synchronous
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", some(range(3)))
 def test_pain_14_at_lag_0_a_run_is_synchronous_training(seed: int) -> None:
     """Of a policy that is exact: each version's weights are those of a loop that generates
     everything, and then trains everything."""
@@ -600,7 +600,7 @@ def test_pain_21_what_a_message_costs_does_not_grow_with_the_number_of_engines()
 
     def calls(engines: int) -> float:
         profile = cProfile.Profile()
-        came = profile.runcall(scale, engines, 80.0, seconds_per_token=0.1)
+        came = profile.runcall(scale, engines, 30.0, seconds_per_token=0.1)
         assert came.violation is None and came.events > 10 * engines
         files = {
             entry.code: entry.callcount

@@ -59,6 +59,9 @@ BESIDE = (
 """Modules that checks run, or actors import later, beside those of a fork server."""
 OF_TESTS = ("openai", "peft")
 """Modules that tests import, beside those, and that take most of a second."""
+EARLY = "hypothesis"
+"""A module of tests that looks through all objects that there are when it is imported, twice: it is
+imported while there are few."""
 
 
 # --------------------------------------------------------------------------------- the test's side
@@ -206,6 +209,7 @@ def main() -> None:
     become_child()
     gc.disable()
     installed = not_named()
+    importlib.import_module(EARLY)
     preloaded = importlib.import_module(PRELOADED)
     imported = (*_of_commands(), *preloaded.MODULES, *preloaded.OF_AGENTS, *BESIDE, *OF_TESTS)
     for module in (*imported, f"{ACTOR}.__main__"):
@@ -233,6 +237,7 @@ def _become(
     """Be a process of asyncrl, in the child, where more than its imports is to be done."""
     if module in (PRELOADED, ACTOR):
         os.setsid()
+    if module in (PRELOADED, ACTOR) or words[:1] == ["merge"]:
         _trace_what_is_compiled()
     if module == ACTOR:
         _reseed()
@@ -245,7 +250,8 @@ def _become(
         _reseed()
         gc.disable()  # until all is collected (tests/conftest.py)
         gc.unfreeze()  # as hypothesis looks for who refers to a generator
-        sys.modules["anyio"].__doc__ = "PYTEST_DONT_REWRITE"  # else pytest warns that it is there
+        for there in ("anyio", EARLY, f"_{EARLY}_globals"):
+            sys.modules[there].__doc__ = "PYTEST_DONT_REWRITE"  # else pytest warns that it is there
         globals()["warm"] = own = cache(partial(_of_its_own, installed))
         own()  # while this process has one thread
         sys.modules["warm_process"] = sys.modules["__main__"]

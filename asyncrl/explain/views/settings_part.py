@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -51,6 +52,7 @@ def _started(seen: SeenRun) -> Html:
     )
 
 
+@cache
 def default(key: str) -> Any:
     """The default of a setting, as run.toml has it."""
     return as_written(lookup(Config(), key))
