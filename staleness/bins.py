@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 BINS: tuple[int, ...] = (*range(32), *(2**power for power in range(5, 21)))
 """The smallest lag in each bin; the last has no end."""
+LAG = re.compile(r"[0-9]{1,9}")
 
 
 def bin_of(lag: int) -> int:
@@ -28,8 +29,7 @@ def at_lag(name: str, lag: int) -> str:
 
 def of_lags(metrics: Mapping[str, float], name: str) -> dict[int, float]:
     """The values of a metric by bin, in ascending order: the inverse of `at_lag`."""
-    pattern = re.compile(re.escape(name) + r"_at_lag_([0-9]{1,9})")
-    values = {
-        int(match[1]): value for key, value in metrics.items() if (match := pattern.fullmatch(key))
-    }
+    before = f"{name}_at_lag_"
+    lags = {key: key.removeprefix(before) for key in metrics if key.startswith(before)}
+    values = {int(lag): metrics[key] for key, lag in lags.items() if LAG.fullmatch(lag)}
     return dict(sorted(values.items()))

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-import msgspec
 import trio
 
 from asyncrl.actors.coordinator.collect_summary import judged_answers, mean_lag
@@ -18,8 +17,6 @@ from asyncrl.actors.coordinator.components import Components
 from asyncrl.actors.coordinator.disk_watch import unwritten_checkpoints
 from asyncrl.actors.coordinator.lifecycle import Phase
 from asyncrl.actors.reporting import report_s
-from asyncrl.config.flow import admission_policy
-from asyncrl.config.journal_size import steps
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.explain.conditions.agreement import agreeing
 from asyncrl.explain.conditions.condition import RunFacts
@@ -28,7 +25,7 @@ from asyncrl.explain.conditions.table import findings
 from asyncrl.explain.diagnosis import diagnose, listed
 from asyncrl.explain.run_status import NAMED, ActorStatus, AwaitedRollout, GroupCounts, RunStatus
 from asyncrl.explain.summary import ForeignTotals, RolloutTotals, TokenTotals
-from asyncrl.messages import Report, Role, StatusUpdate
+from asyncrl.messages import Report, StatusUpdate, role_of
 
 TOLD = 8
 """Failed attempts after which it is shown that none has succeeded."""
@@ -48,7 +45,7 @@ def collect_status(parts: Components) -> RunStatus:
         seconds=statistics.seconds,
         phase=parts.lifecycle.phase.value,
         step=stepping.version if stepping else parts.curve.last.version if parts.curve.last else 0,
-        steps=steps(config),
+        steps=parts.steps,
         committed=parts.publishing.committed,
         token_s=now - parts.chunks.last_activity,
         verdict_s=now - parts.scoring.last_activity,
@@ -69,7 +66,7 @@ def collect_status(parts: Components) -> RunStatus:
         rollouts={status.value: count for status, count in statuses.items()},
         groups=GroupCounts(
             live=experience.groups_live,
-            max_live=admission_policy(config).max_live,
+            max_live=parts.max_live,
             complete=len(experience.ready()),
             filtered=stepping.filtered if stepping else 0,
             patience=config.rollout.filter_patience,
@@ -134,7 +131,7 @@ def _awaited(parts: Components, now: float) -> list[AwaitedRollout]:
 
 def _actor(parts: Components, name: str, now: float, taken: int) -> ActorStatus:
     """The state of one actor; `taken` rollouts are with the trainer."""
-    role, peer = _role(name), parts.roster.get(name)
+    role, peer = role_of(name), parts.roster.get(name)
     if peer is None:
         last = parts.roster.last_seen.get(name)
         return ActorStatus(
@@ -178,12 +175,6 @@ def _actor(parts: Components, name: str, now: float, taken: int) -> ActorStatus:
     )
 
 
-def _role(name: str) -> Role:
-    """The role in an actor's name. Example: `rollout-3` is of role `rollout`."""
-    role: Role = msgspec.convert(name.rpartition("-")[0], Role)
-    return role
-
-
 def collect_update(parts: Components) -> StatusUpdate:
     """The numbers that the launcher shows."""
     statistics, stepping, experience = parts.statistics, parts.stepping, parts.store.experience
@@ -197,7 +188,7 @@ def collect_update(parts: Components) -> StatusUpdate:
         seconds=statistics.seconds,
         phase=phase,
         step=stepping.version if stepping else 0,
-        steps=steps(parts.config),
+        steps=parts.steps,
         reward=metrics.get("reward"),
         accuracy=curve.accuracy.get(accuracy_version),
         accuracy_version=accuracy_version,

@@ -41,6 +41,8 @@ from asyncrl.actors.coordinator.stepping import Stepping
 from asyncrl.actors.coordinator.underway import Underway
 from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
+from asyncrl.config.flow import admission_policy
+from asyncrl.config.journal_size import steps
 from asyncrl.config.losses import credit_of
 from asyncrl.experience.call import Call
 from asyncrl.experience.games import standing
@@ -56,11 +58,14 @@ from asyncrl.runtime.processes.standstill import RunClock
 @dataclass(eq=False)
 class Components:
     """One part for each subject. `playing` has no episode without agents. `stepping` is None until
-    the trainer is ready, `outcome` until the run is over. All deadlines are on `clock`.
+    the trainer is ready, `outcome` until the run is over. All deadlines are on `clock`. The run has
+    `steps` at most, and `max_live` live groups.
     `journal_status()` returns the journal's status; `stalled(run_status)` gets the run's status
     when the watchdog ends it."""
 
     config: Config
+    steps: int
+    max_live: int
     store: EventStore
     metrics: Metrics
     statistics: RunStatistics
@@ -168,6 +173,8 @@ def assemble(
         stalled=observers.stalled,
         underway=Underway(),
         config=config,
+        steps=steps(config),
+        max_live=admission_policy(config).max_live,
         store=store,
         waits=waits,
         clock=clock,

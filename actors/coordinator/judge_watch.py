@@ -42,5 +42,6 @@ class JudgeWatch:
     @property
     def why(self) -> str:
         """The most frequent reason of those; empty if there are none."""
-        reasons = Counter(filter(None, self._last)).most_common(1)
-        return reasons[0][0] if reasons else ""
+        if not any(self._last):
+            return ""
+        return Counter(filter(None, self._last)).most_common(1)[0][0]

@@ -47,15 +47,22 @@ class OutcomeWatch:
         self._groups = dict[int, Fate]()
         self._calls = dict[int, str]()
         self._attempts = deque[str](maxlen=LAST)
+        self._counted: RecentOutcomes | None = None  # while nothing has come since
 
     def hear(self, event: e.AnyEvent, state: ExperienceState) -> None:
         """Note an event that is about to be applied to `state`."""
         if (note := _NOTES.get(type(event))) is not None:
             note(self, event, state)
+            self._counted = None
 
     @property
     def recent(self) -> RecentOutcomes:
         """Counts over the last of each kind."""
+        if self._counted is None:
+            self._counted = self._count()
+        return self._counted
+
+    def _count(self) -> RecentOutcomes:
         rewards, fates = [reward for reward, _ in self._rewards], Counter(self._groups.values())
         return RecentOutcomes(
             rewards=len(rewards),

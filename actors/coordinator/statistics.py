@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -26,8 +26,8 @@ class _Mark(NamedTuple):
     at: float
     generated: int
     trained: int
-    seconds: Counter[Role]
-    idle: Counter[tuple[Role, str]]
+    seconds: Mapping[Role, float]
+    idle: Mapping[tuple[Role, str], float]
 
 
 class RunStatistics:
@@ -36,8 +36,8 @@ class RunStatistics:
     def __init__(self) -> None:
         self.began = trio.current_time()
         self._marks: deque[_Mark] = deque()
-        self._idle: Counter[tuple[Role, str]] = Counter()
-        self._seconds: Counter[Role] = Counter()
+        self._idle: defaultdict[tuple[Role, str], float] = defaultdict(float)
+        self._seconds: defaultdict[Role, float] = defaultdict(float)
         self._pump_s = 0.0
         self.pump_s = 0.0
         """Seconds of machine time of the longest pass of the coordinator's loop in the last
@@ -56,13 +56,13 @@ class RunStatistics:
         `working`, because idle time has no meaning then, nor for a lent engine, which is closed for
         much of its time."""
         peer.report = report
-        if peer.role == "agents":
+        if peer.role == "agents" and report.counts:
             self.counts.update(report.counts)
         if not working:
             return
-        self._seconds[peer.role] += report.seconds  # type: ignore[assignment]
+        self._seconds[peer.role] += report.seconds
         for cause in IDLE.get(peer.role, ()):
-            self._idle[peer.role, cause] += report.idle.get(cause, 0.0)  # type: ignore[assignment]
+            self._idle[peer.role, cause] += report.idle.get(cause, 0.0)
 
     def pumped(self, seconds: float) -> None:
         """A pass of the coordinator's loop took so long."""
@@ -73,7 +73,7 @@ class RunStatistics:
         self.pump_s, self._pump_s = self._pump_s, 0.0
         now = trio.current_time()
         self._marks.append(
-            _Mark(now, tokens.total, tokens.trained, self._seconds.copy(), self._idle.copy())
+            _Mark(now, tokens.total, tokens.trained, dict(self._seconds), dict(self._idle))
         )
         while now - self._marks[0].at > WINDOW_S and len(self._marks) > 2:
             self._marks.popleft()
@@ -98,10 +98,11 @@ class RunStatistics:
         if not self._marks:
             return {}
         first, last = self._marks[0], self._marks[-1]
-        spans = {role: seconds - first.seconds[role] for role, seconds in last.seconds.items()}
+        before, idle = first.seconds, first.idle
+        spans = {role: total - before.get(role, 0.0) for role, total in last.seconds.items()}
         return {
             role: {
-                cause: min(1.0, (last.idle[role, cause] - first.idle[role, cause]) / span)
+                cause: min(1.0, (last.idle[role, cause] - idle.get((role, cause), 0.0)) / span)
                 for cause in IDLE.get(role, ())
             }
             for role, span in spans.items()
@@ -110,5 +111,6 @@ class RunStatistics:
 
     def idle(self, role: Role) -> float | None:
         """Share of a role's seconds in which it was idle, 0 to 1; None before its first report."""
-        idle = sum(self._idle[role, cause] for cause in IDLE.get(role, ()))
-        return idle / self._seconds[role] if self._seconds[role] else None
+        idle = sum(self._idle.get((role, cause), 0.0) for cause in IDLE.get(role, ()))
+        seconds = self._seconds.get(role)
+        return idle / seconds if seconds else None

@@ -42,6 +42,7 @@ async def tick(parts: Components, replace: Replace) -> None:
     clock, woke = parts.clock, trio.current_time()
     excused = clock.now()  # when an actor last had time of its own, which does not count as silence
     stuck = unread = False
+    measured: int | None = None  # the last event that the metrics know of
     while True:
         # a journal without room for events: the actors that bring them are not read
         stopped = unread and not parts.lifecycle.ending
@@ -56,6 +57,10 @@ async def tick(parts: Components, replace: Replace) -> None:
             _watch(parts, excused, now)
         look_outside(parts)
         parts.statistics.tick(parts.store.experience.ledger.tokens)
+        if parts.store.cursor != measured:
+            measured = parts.store.cursor
+            lags = parts.stepping.lags if parts.stepping else {}
+            parts.metrics.observed(observe(parts.store.experience, lags))
         _measure(parts)
         parts.underway.look(under_way(parts), now)
         # one that is stopped is told later how the run stands then
@@ -144,8 +149,6 @@ def _stall(parts: Components, what: str, *, heals: Healable | None = None) -> No
 def _measure(parts: Components) -> None:
     """Give the metrics those numbers that are not counted where they change."""
     metrics, times, journal = parts.metrics, parts.leases.times, parts.journal_status()
-    lags = parts.stepping.lags if parts.stepping else {}
-    metrics.observed(observe(parts.store.experience, lags))
     metrics.leasing(times.p95_s, times.deadline_s)
     metrics.journalled(journal.disk_bytes, journal.pending_bytes)
     metrics.pumped(parts.statistics.pump_s)

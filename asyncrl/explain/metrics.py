@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
@@ -174,22 +175,26 @@ class Metrics:
         self._no_verdict = _Reasons(
             self._counter("asyncrl_no_verdicts_total", "Answers without a verdict.", "reason")
         )
-        self._idle = self._counter(
-            "asyncrl_idle_seconds_total",
-            "Time an actor spent waiting, by cause.",
-            "role",
-            "actor",
-            "cause",
+        self._idle = cache(
+            self._counter(
+                "asyncrl_idle_seconds_total",
+                "Time an actor spent waiting, by cause.",
+                "role",
+                "actor",
+                "cause",
+            ).labels
         )
-        self._work = self._counter(
-            "asyncrl_work_total",
-            "Work of an actor, each kind in its own unit.",
-            "role",
-            "actor",
-            "kind",
+        self._work = cache(
+            self._counter(
+                "asyncrl_work_total",
+                "Work of an actor, each kind in its own unit.",
+                "role",
+                "actor",
+                "kind",
+            ).labels
         )
-        self._waits = self._gauge(
-            "asyncrl_waits", "Waits open at the last report.", "role", "actor"
+        self._waits = cache(
+            self._gauge("asyncrl_waits", "Waits open at the last report.", "role", "actor").labels
         )
         self._refused = _Reasons(
             self._counter(
@@ -311,10 +316,10 @@ class Metrics:
         """Add what an actor waited for and did since its last report."""
         actor = self._actors(str(index))
         for cause, seconds in report.idle.items():
-            self._idle.labels(role, actor, self._causes(cause)).inc(seconds)
+            self._idle(role, actor, self._causes(cause)).inc(seconds)
         for kind, increase in report.counts.items():
-            self._work.labels(role, actor, self._kinds(kind)).inc(increase)
-        self._waits.labels(role, actor).set(len(report.waits))
+            self._work(role, actor, self._kinds(kind)).inc(increase)
+        self._waits(role, actor).set(len(report.waits))
 
     def leasing(self, p95_s: float | None, deadline_s: float) -> None:
         """Set the seconds that leases took (None if too few have ended) and that the next has."""

@@ -80,6 +80,7 @@ from asyncrl.messages.parts import (
     Span,
     Split,
     Verdict,
+    role_of,
 )
 from asyncrl.messages.publication_messages import (
     Abort,
@@ -251,4 +252,5 @@ __all__ = [
     "Unseek",
     "Verdict",
     "Wait",
+    "role_of",
 ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 Role = Literal["coordinator", "rollout", "agents", "reward", "trainer", "launcher"]
+ROLES: dict[str, Role] = {role: role for role in get_args(Role)}
 Split = Literal["train", "evaluation"]
 Finish = Literal["", "stop", "length", "interrupted", "refused"]
 """The reason why a rollout's chunk is its last under this lease; empty for any other chunk. An
@@ -16,6 +17,15 @@ Source = Literal["own", "file", "pool", "run"]
 from the run's own old successes, or from another run."""
 LEAST_LOGPROB = -3.4e38
 """Log-probabilities below this are no number in float32."""
+
+
+def role_of(actor: str) -> Role:
+    """The role in an actor's name.
+
+    >>> role_of("rollout-3")
+    'rollout'
+    """
+    return ROLES[actor.rpartition("-")[0]]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import trio
-from trio.testing import MockClock
 
 from asyncrl.actors.agent_pool import AgentAttempt, AgentClock
 from asyncrl.actors.agents_actor import Asking, EpisodePlayer, agents_actor
@@ -45,6 +44,7 @@ from asyncrl.simulation.fake_world import BETWEEN_LIVES_S, FakeWorld, Speeds, no
 from asyncrl.simulation.observer import Violation, WorldObserver
 from asyncrl.simulation.sim_process import SimProcess
 from asyncrl.simulation.task_order import replayable
+from asyncrl.simulation.virtual_clock import VirtualClock
 
 HOST, GUEST = "host", "guest"
 FIRST = {HOST: 11, GUEST: 12}
@@ -325,7 +325,7 @@ class _ScriptedGame:
 
 def play_games(seed: int) -> GameReport:
     """Run the two runs of a seed to their end."""
-    clock = MockClock(autojump_threshold=0)
+    clock = VirtualClock()
     with replayable(seed):
         return trio.run(partial(_run, seed), clock=clock, strict_exception_groups=True)
 

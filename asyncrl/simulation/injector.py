@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import trio
-from trio.testing import MockClock
 
 from asyncrl.messages import Role
 from asyncrl.simulation.fake_world import FakeWorld
 from asyncrl.simulation.network import MemoryPipe
 from asyncrl.simulation.sim_process import SimProcess
+from asyncrl.simulation.virtual_clock import VirtualClock
 
 LOOK_S = 0.05
 """Seconds between two looks for a victim."""
@@ -43,7 +43,7 @@ class Injector:
     """Injects a plan's faults into a world. `injected` counts them by kind, `strikes` says whom
     each touched, and when."""
 
-    def __init__(self, world: FakeWorld, clock: MockClock) -> None:
+    def __init__(self, world: FakeWorld, clock: VirtualClock) -> None:
         self.world, self.clock = world, clock
         self.injected: Counter[str] = Counter()
         self.strikes: list[Strike] = []

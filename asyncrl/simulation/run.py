@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import trio
-from trio.testing import MockClock
 
 from asyncrl.config import Config
 from asyncrl.experience.events import Published
@@ -32,6 +31,7 @@ from asyncrl.simulation.policy import Rewards
 from asyncrl.simulation.shapes import drawn, drawn_agents, speeds
 from asyncrl.simulation.task_order import replayable
 from asyncrl.simulation.themes import Shape
+from asyncrl.simulation.virtual_clock import VirtualClock
 from asyncrl.simulation.world import LifeOutcome
 
 LIVES = 40
@@ -123,7 +123,7 @@ def simulate_games(seed: int) -> GameReport:
 
 
 def _simulated(seed: int, shape: Shape, faults: Sequence[Fault]) -> SeedReport:
-    clock = MockClock(autojump_threshold=0)
+    clock = VirtualClock()
     with replayable(seed), silence():
         return trio.run(
             partial(_run, seed, shape, faults, clock), clock=clock, strict_exception_groups=True
@@ -148,7 +148,7 @@ async def _cancel_after(seconds: Callable[[], float], scope: trio.CancelScope) -
     scope.cancel()
 
 
-async def _run(seed: int, shape: Shape, faults: Sequence[Fault], clock: MockClock) -> SeedReport:
+async def _run(seed: int, shape: Shape, faults: Sequence[Fault], clock: VirtualClock) -> SeedReport:
     checker = Checker(seed, shape.config, shape.rewards, steady=shape.steady)
     world = FakeWorld(
         seed,

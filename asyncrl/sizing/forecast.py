@@ -18,13 +18,13 @@ from functools import partial
 
 import msgspec
 import trio
-from trio.testing import MockClock
 
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.flow import max_lag
 from asyncrl.config.micro_tokens import micro_tokens
 from asyncrl.simulation.run import silence
 from asyncrl.simulation.task_order import replayable
+from asyncrl.simulation.virtual_clock import VirtualClock
 from asyncrl.sizing.cluster_models import ClusterModel, EngineModel, LengthModel, NetworkModel
 from asyncrl.sizing.effort import (
     QUICK,
@@ -284,7 +284,7 @@ class _Lived:
         with replayable(self._world.seed), silence(), rare_collections():
             return trio.run(
                 partial(self._run, say, halted),
-                clock=MockClock(autojump_threshold=0),
+                clock=VirtualClock(),
                 strict_exception_groups=True,
             )
 

@@ -17,7 +17,6 @@ from functools import partial
 
 import msgspec
 import trio
-from trio.testing import MockClock
 
 from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.config import Config
@@ -37,6 +36,7 @@ from asyncrl.simulation.run import silence
 from asyncrl.simulation.scripted_agents import ScriptedAgents
 from asyncrl.simulation.sim_process import SimProcess
 from asyncrl.simulation.task_order import replayable
+from asyncrl.simulation.virtual_clock import VirtualClock
 from asyncrl.simulation.world import LifeOutcome
 from asyncrl.sizing.cluster_models import ClusterModel
 from asyncrl.sizing.lockstep import LockstepEngine
@@ -267,7 +267,7 @@ def measure(
     with replayable(config.run.seed), silence(), rare_collections():
         return trio.run(
             partial(_run, config, models, first, last, agents),
-            clock=MockClock(autojump_threshold=0),
+            clock=VirtualClock(),
             strict_exception_groups=True,
         )
 

@@ -14,7 +14,6 @@ from functools import partial
 import msgspec
 import numpy as np
 import trio
-from trio.testing import MockClock
 
 from asyncrl.config import Config
 from asyncrl.engines.draws import stream
@@ -29,6 +28,7 @@ from asyncrl.simulation.run import silence
 from asyncrl.simulation.scripted_agents import ScriptedAgents
 from asyncrl.simulation.sim_process import SimProcess
 from asyncrl.simulation.task_order import replayable
+from asyncrl.simulation.virtual_clock import VirtualClock
 from asyncrl.sizing.meter import LedgerChecker
 from asyncrl.sizing.modelled import rare_collections
 
@@ -110,7 +110,7 @@ def scale(
     with replayable(seed), silence(), rare_collections():
         return trio.run(
             partial(_run, engines, seconds, seed, seconds_per_token, agents),
-            clock=MockClock(autojump_threshold=0),
+            clock=VirtualClock(),
             strict_exception_groups=True,
         )
 

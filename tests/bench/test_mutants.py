@@ -133,7 +133,8 @@ def test_a_process_judges_by_tests_and_goes_on(tmp_path: Path) -> None:
     said = []
     for names in (["well"], ["well", "ill"], ["gone"], ["hangs"], ["well"]):
         judges = [f"test_it.py::test_{name}" for name in names]
-        said.append({"judges": judges, "log": str(tmp_path / "log"), "cpu_s": 3, "limit_s": 60})
+        cpu_s = 1 if names == ["hangs"] else 3
+        said.append({"judges": judges, "log": str(tmp_path / "log"), "cpu_s": cpu_s, "limit_s": 60})
     done = subprocess.run(
         [sys.executable, "-c", code],
         input="".join(f"{json.dumps(order)}\n" for order in said),

@@ -95,6 +95,7 @@ def main() -> int:
         help="for each target, at most, and always the same ones; 0: other ones each time",
     )
     parser.add_argument("--only", help="one target's name")
+    parser.add_argument("--planted", action="store_true", help="a target with a fault, at the end")
     parser.add_argument("--keep", type=Path, default=Path(".fuzz"), help="where findings are kept")
     parser.add_argument("--again", type=Path, help="an input that was kept")
     options = parser.parse_args()
@@ -113,9 +114,11 @@ def main() -> int:
     with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(include=PACKAGES):
         targets = found()
     names = [options.only] if options.only else [name for name in targets if name != "planted"]
+    names += ["planted"] * options.planted
     failed = []
     for name in names:
-        status, said = forked(targets[name], options.seconds, options.keep, options.runs)
+        runs_of_it = 0 if name == "planted" else options.runs
+        status, said = forked(targets[name], options.seconds, options.keep, runs_of_it)
         runs = next(
             (
                 line.rpartition(":")[2].strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from simulation_support import plain
+from some_values import some
 
 from asyncrl.simulation.checker.checker import Checker
 from asyncrl.simulation.injector import Injector
@@ -47,7 +48,7 @@ def killed_at_checkpoints(seed: int, monkeypatch: pytest.MonkeyPatch) -> SeedRep
     return simulate(seed, config=plain(seed, **settings), faults=[])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", some(range(3)))
 def test_the_state_of_a_checkpoint_that_is_made_again_is_not_that_of_the_first_one(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

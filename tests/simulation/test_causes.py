@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import trio
-import trio.testing
 from simulation_support import plain
 
 from asyncrl.simulation.causes import unexplained
 from asyncrl.simulation.injector import Injector
+from asyncrl.simulation.virtual_clock import VirtualClock
 
 KILLED = "rollout-1 ended with code -9"
 STALLED = "no token and no step for 60 s (supervision.stall_s): the trainer waits"
@@ -23,7 +23,7 @@ FAILED = (
 
 def injector() -> Injector:
     world: Any = SimpleNamespace()
-    return Injector(world, trio.testing.MockClock())
+    return Injector(world, VirtualClock())
 
 
 def process(name: str) -> Any:

@@ -101,7 +101,7 @@ def test_steps_that_are_taken_again_and_are_longer_than_a_stall_end_nothing(
     assert len(report.lives) == 2 and report.virtual_s > 450 + 5 * 120
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", some(range(4), 4))
 def test_a_pause_of_the_machine_ends_nothing_and_costs_no_actor(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +115,7 @@ def test_a_pause_of_the_machine_ends_nothing_and_costs_no_actor(
 
 @pytest.mark.parametrize(
     "at",
-    [pytest.param(0.3 + 0.13 * n, marks=[pytest.mark.explore] * (n % 4 > 0)) for n in range(20)],
+    [pytest.param(0.3 + 0.13 * n, marks=[pytest.mark.explore] * (n % 8 != 4)) for n in range(20)],
 )
 def test_a_run_killed_whole_at_any_moment_goes_on(at: float) -> None:
     report = simulate(
@@ -130,7 +130,7 @@ def test_a_run_killed_whole_at_any_moment_goes_on(at: float) -> None:
 ALONE: dict[str, object] = {"unit": "rollout", "advantage": "first_k"}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", some(range(3)))
 def test_rollouts_trained_alone_are_scored_before_their_version_ends_though_siblings_are_not(
     seed: int,
 ) -> None:
@@ -165,7 +165,7 @@ def test_a_step_of_which_rollouts_were_left_out_is_closed_with_what_there_is_and
         "rollout": {"filter": "zero_variance"},
         "staleness": {"max_lag": lag, "depth": 0},
     }
-    for seed in range(6):
+    for seed in (0, 3, 5):
         config = plain(seed, **settings)
         whole = simulate(seed, config=config, faults=[])
         assert whole.ok and len(whole.lives) == 1, f"seed {seed}: {whole.violation}"

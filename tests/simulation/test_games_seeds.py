@@ -34,5 +34,6 @@ def test_what_a_sweep_of_games_found_is_mended(seed: int) -> None:
     assert not simulate_games(seed).violation
 
 
+@pytest.mark.explore
 def test_a_seed_of_games_replays_to_the_last_event() -> None:
     assert simulate_games(4) == simulate_games(4)

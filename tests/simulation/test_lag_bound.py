@@ -92,9 +92,9 @@ def run(on_stale: str, unit: str, name: str, found: Counter[int]) -> Counter[str
     ("on_stale", "unit"),
     [
         ("mask", "group"),
-        ("restart", "group"),
+        pytest.param("restart", "group", marks=pytest.mark.explore),
         pytest.param("drop", "group", marks=pytest.mark.explore),
-        ("mask", "rollout"),
+        pytest.param("mask", "rollout", marks=pytest.mark.explore),
         pytest.param("drop", "rollout", marks=pytest.mark.explore),
     ],
 )

@@ -23,8 +23,11 @@ OF_A_SOAK = {
     "version truth": (7077,),
 }
 """Seeds of 10,000 that once failed, by what they said: the quickest first."""
-SHARES = [range(start, start + 10) for start in range(0, 200, 10)]
-FIRST, OF_CI = SHARES[0], SHARES[1:10]
+SHARES = [
+    *(range(3, 7), range(3), range(7, 10)),
+    *(range(start, start + 10) for start in range(10, 200, 10)),
+]
+FIRST, OF_CI, OF_SOAK = SHARES[0], SHARES[1:12], SHARES[12:]
 tallied = cache(tally)
 
 
@@ -34,7 +37,7 @@ tallied = cache(tally)
     [
         FIRST,
         *(pytest.param(seeds, marks=pytest.mark.explore) for seeds in OF_CI),
-        *(pytest.param(seeds, marks=pytest.mark.soak) for seeds in SHARES[10:]),
+        *(pytest.param(seeds, marks=pytest.mark.soak) for seeds in OF_SOAK),
     ],
     ids=lambda seeds: f"{seeds.start}:{seeds.stop}",
 )

@@ -56,6 +56,7 @@ def run_of(groups: int = 12) -> Config:
     )
 
 
+@pytest.mark.explore
 def test_a_quick_forecast_agrees_with_the_whole_one() -> None:
     """Coarser chunks, beats and tempo lose nothing that is told."""
     config, cluster = run_of(), Cluster(4, 1, price=2.0)

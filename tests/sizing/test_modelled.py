@@ -30,9 +30,10 @@ from asyncrl.sizing.cluster_models import (
 from asyncrl.sizing.forecast import Cluster, forecast, refuse_unmodelled
 from asyncrl.sizing.lockstep import LockstepEngine
 from asyncrl.sizing.meter import Measured
-from asyncrl.sizing.modelled import GROUPS, MEMBERS, configured, measure
+from asyncrl.sizing.modelled import MEMBERS, configured, measure
 from asyncrl.sizing.recommendation import with_settings
 
+GROUPS = 16
 STEP = GROUPS * MEMBERS
 EVEN = EngineModel(decode_ms=[(1, 1e3)])
 """A second for a decode step, whatever is busy."""
@@ -292,7 +293,13 @@ def run(
     first: int = 3,
     last: int = 7,
 ) -> Measured:
-    config = configured(1, slots, tokens, staleness={"depth": depth, "max_lag": max_lag})
+    config = configured(
+        1,
+        slots,
+        tokens,
+        train={"batch_groups": GROUPS},
+        staleness={"depth": depth, "max_lag": max_lag},
+    )
     even = LengthModel(quantiles=[tokens, tokens])
     return measure(config, models_of(even, trainer_s), first=first, last=last)
 
@@ -325,7 +332,8 @@ def test_engines_that_limit_leave_the_trainer_idle() -> None:
 
 @pytest.mark.explore
 def test_where_lengths_have_a_tail_what_is_too_old_is_not_trained() -> None:
-    config = configured(2, STEP, 200, staleness={"depth": 1, "max_lag": 1})
+    train = {"batch_groups": GROUPS}
+    config = configured(2, STEP, 200, train=train, staleness={"depth": 1, "max_lag": 1})
     came = measure(config, models_of(LengthModel(mean=20.0), 20.0), first=3, last=8)
     old = sum(tokens for lag, tokens in came.arrived.items() if lag > 1)
     assert came.trained == sum(came.arrived.values()) - old

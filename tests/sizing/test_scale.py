@@ -10,16 +10,16 @@ from asyncrl.sizing.scale import SLOTS, scale
 
 @pytest.mark.explore
 def test_a_small_cluster_keeps_its_slots_busy() -> None:
-    came = scale(16, 600.0)
+    came = scale(8, 600.0)
     assert came.violation is None and came.checks > 1000
-    assert came.in_flight > 0.9 * 16 * SLOTS and came.tokens > 0.8 * 16 * SLOTS * 600
+    assert came.in_flight > 0.9 * 8 * SLOTS and came.tokens > 0.8 * 8 * SLOTS * 600
 
 
 @pytest.mark.explore
 def test_a_small_cluster_of_agents_keeps_its_slots_busy_while_they_think() -> None:
-    came = scale(16, 600.0, agents=True)
+    came = scale(8, 600.0, agents=True)
     assert came.violation is None and came.checks > 1000
-    assert came.in_flight > 0.9 * 16 * SLOTS and came.tokens > 0.8 * 16 * SLOTS * 600
+    assert came.in_flight > 0.9 * 8 * SLOTS and came.tokens > 0.8 * 8 * SLOTS * 600
 
 
 def test_a_cluster_is_told_about(capsys: pytest.CaptureFixture[str]) -> None:

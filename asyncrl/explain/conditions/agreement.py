@@ -4,7 +4,8 @@ pressing one is said. What is compared is what a person reads."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from asyncrl.explain.conditions.condition import Finding
 from asyncrl.runtime.reasons import same
@@ -20,7 +21,8 @@ _MOVE = re.compile(
 _UP = ("raise", "larger", "lend")
 
 
-def moves(sentence: str) -> dict[str, int]:
+@lru_cache(maxsize=256)
+def moves(sentence: str) -> Mapping[str, int]:
     """The settings that a sentence advises to raise (1) or to lower (-1). `task.reward` is raised
     where parts of an answer get credit, and lowered where only right ones do.
 

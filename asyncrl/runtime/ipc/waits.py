@@ -9,8 +9,8 @@ virtual in a simulated run.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from types import TracebackType
 
 import msgspec
 import trio
@@ -26,16 +26,9 @@ class WaitExpired(Exception):
         self.name, self.owner, self.seconds = name, owner, seconds
 
 
-class _Open(msgspec.Struct, eq=False):
-    name: str
-    owner: str
-    since: float
-    bound: float | str
-
-
-class _Cause(msgspec.Struct):
+class _Cause(msgspec.Struct, eq=False):
     """Seconds waited under one name: `seconds` until `since`, and from then on while `open` waits
-    of that name last."""
+    of that name last. A block that it is the context of is one."""
 
     seconds: float = 0.0
     since: float = 0.0
@@ -44,6 +37,65 @@ class _Cause(msgspec.Struct):
     def until(self, now: float) -> float:
         return self.seconds + (now - self.since if self.open else 0.0)
 
+    def __enter__(self) -> None:
+        if not self.open:
+            self.since = trio.current_time()
+        self.open += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.open -= 1
+        if not self.open:
+            self.seconds += trio.current_time() - self.since
+
+
+class _ListedWait(msgspec.Struct, eq=False):
+    """A wait that is in the `table`, and whose seconds count for its cause, while its block
+    lasts."""
+
+    table: dict[int, _ListedWait]
+    cause: _Cause
+    name: str
+    owner: str
+    bound: float | str
+    since: float = 0.0
+
+    def __enter__(self) -> None:
+        self.since = trio.current_time()
+        self.table[id(self)] = self
+        self.cause.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self.cause.__exit__()
+        del self.table[id(self)]
+
+
+class _BoundedWait:
+    """A wait whose block is cancelled after so many seconds, which raises WaitExpired."""
+
+    def __init__(self, wait: _ListedWait, seconds: float, scopes: set[trio.CancelScope]) -> None:
+        self._wait, self._seconds, self._scopes = wait, seconds, scopes
+
+    def __enter__(self) -> None:
+        self._wait.__enter__()
+        self._scope = trio.CancelScope(deadline=self._wait.since + self._seconds)
+        self._scope.__enter__()
+        self._scopes.add(self._scope)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        self._scopes.discard(self._scope)
+        try:
+            caught = self._scope.__exit__(kind, error, trace)
+        finally:
+            self._wait.__exit__()
+        if self._scope.cancelled_caught:
+            raise WaitExpired(self._wait.name, self._wait.owner, self._seconds) from None
+        return caught
+
 
 class Waits:
     """The waits of a process, now and so far. Every method is called from the trio thread."""
@@ -51,21 +103,20 @@ class Waits:
     def __init__(self, scopes: set[trio.CancelScope] | None = None) -> None:
         """`scopes` has those of the open waits with a deadline, which its owner may put off."""
         self._scopes = set[trio.CancelScope]() if scopes is None else scopes
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _ListedWait] = {}
         self._causes: dict[str, _Cause] = {}
 
-    @contextmanager
-    def until(self, event: str, name: str, *, owner: str) -> Iterator[None]:
+    def until(self, event: str, name: str, *, owner: str) -> AbstractContextManager[None]:
         """Wait for `name` inside the block, until it comes or `event` (in words) ends the block
         from outside, by an exception or a cancellation. The caller makes sure that the event does
         so."""
         if not event:
             raise ValueError(f"the wait for {name} needs an event that ends it")
-        with self._listed(name, owner, event):
-            yield
+        return self._listed(name, owner, event)
 
-    @contextmanager
-    def on(self, name: str, *, owner: str, deadline_s: float) -> Iterator[None]:
+    def on(
+        self, name: str, *, owner: str, deadline_s: float
+    ) -> AbstractContextManager[None, bool | None]:
         """Wait for `name` inside the block, at most `deadline_s` seconds (positive, finite).
 
         Raises `WaitExpired` at the deadline, unless the block had finished. A cancellation from
@@ -76,43 +127,20 @@ class Waits:
                 f"the wait for {name} needs a deadline of more than 0 and less than infinite "
                 f"seconds, not {deadline_s}"
             )
-        with (
-            self._listed(name, owner, deadline_s),
-            trio.CancelScope(deadline=trio.current_time() + deadline_s) as scope,
-        ):
-            self._scopes.add(scope)
-            try:
-                yield
-            finally:
-                self._scopes.discard(scope)
-        if scope.cancelled_caught:
-            raise WaitExpired(name, owner, deadline_s)
+        return _BoundedWait(self._listed(name, owner, deadline_s), deadline_s, self._scopes)
 
-    @contextmanager
-    def _listed(self, name: str, owner: str, bound: float | str) -> Iterator[None]:
-        """Keep a wait in the table, and count its seconds, while the block lasts."""
-        wait = _Open(name, owner, trio.current_time(), bound)
-        self._open[id(wait)] = wait
-        try:
-            with self.idle_for(name):
-                yield
-        finally:
-            del self._open[id(wait)]
+    def _listed(self, name: str, owner: str, bound: float | str) -> _ListedWait:
+        return _ListedWait(self._open, self._cause(name), name, owner, bound)
 
-    @contextmanager
-    def idle_for(self, name: str) -> Iterator[None]:
+    def _cause(self, name: str) -> _Cause:
+        if (cause := self._causes.get(name)) is None:
+            cause = self._causes[name] = _Cause()
+        return cause
+
+    def idle_for(self, name: str) -> AbstractContextManager[None]:
         """Count the seconds of the block as waited for `name`. An engine without work is not in
         the table: it waits for no one."""
-        cause = self._causes.setdefault(name, _Cause())
-        if not cause.open:
-            cause.since = trio.current_time()
-        cause.open += 1
-        try:
-            yield
-        finally:
-            cause.open -= 1
-            if not cause.open:
-                cause.seconds += trio.current_time() - cause.since
+        return self._cause(name)
 
     def table(self) -> list[Wait]:
         """The open waits, oldest first."""

@@ -31,6 +31,7 @@ from asyncrl.messages import (
     Role,
     RunFinished,
     StatusUpdate,
+    role_of,
 )
 from asyncrl.runtime.ipc.endpoints import first_message
 from asyncrl.runtime.ipc.errors import LinkError
@@ -393,8 +394,7 @@ class RunSupervisor:
 
     def _note_done(self, update: StatusUpdate) -> None:
         for name, ends in self._ends.items():
-            role: Role = msgspec.convert(name.rpartition("-")[0], Role)
-            ends.progressed(update.done.get(role, 0))
+            ends.progressed(update.done.get(role_of(name), 0))
 
     def _replace(self, message: Replace) -> None:
         """Kill an actor, whose supervision then starts another. An actor that has ended by itself

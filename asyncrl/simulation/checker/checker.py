@@ -399,18 +399,19 @@ class Checker(CheckedRun):
         self._fresh = False
         self._looks += 1
         self.schedule.look()
-        compare(self)
+        closely = self._looks % FOLD_EVERY == 0
+        if not closely:
+            compare(self)
         if coordinator is not None and coordinator.parts.store is self.store:
             compare_shell(self, coordinator)
             self.lending.compared(coordinator)
             if self._looks % STATUS_EVERY == 0:
                 compare_status(self, coordinator)
-        if self._looks % FOLD_EVERY == 0:
+        if closely:
             self.look_closely()
 
     def look_closely(self) -> None:
         """Compare everything there is with the reference, and with a fold of the events."""
-        compare(self)
         self.hold(
             "fold", self.shadow == self.store.experience, "a fold of the events is not the state"
         )

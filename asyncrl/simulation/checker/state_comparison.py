@@ -9,6 +9,7 @@ from typing import get_args
 
 from asyncrl.actors.coordinator.coordinator import Coordinator
 from asyncrl.experience.episode import Episode
+from asyncrl.experience.ledger import Books
 from asyncrl.messages import NoVerdict, Scored, Split
 from asyncrl.simulation.checker.checked_run import CheckedRun
 from asyncrl.simulation.checker.reference_rollouts import ReferenceEpisode
@@ -56,6 +57,8 @@ def compare(run: CheckedRun) -> None:
 def _foreign(run: CheckedRun) -> None:
     """Compare the accounts of what was imported."""
     mine, books = run.reference, run.store.experience.ledger.foreign
+    if not mine.foreign and books == Books():
+        return run.hold("foreign", True, "nothing was imported")
     tokens, rollouts = books.tokens, books.rollouts
     live = [seen for seen in mine.rollouts.values() if not seen.own]
     counted = (
@@ -70,7 +73,7 @@ def _foreign(run: CheckedRun) -> None:
         rollouts.live,
         tokens.live,
     )
-    run.hold(
+    return run.hold(
         "foreign",
         counted == written,
         "of foreign answers there are {}, and the ledger says {}",
