@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 BINS: tuple[int, ...] = (*range(32), *(2**power for power in range(5, 21)))
 """The smallest lag in each bin; the last has no end."""
+_LAG = re.compile("[0-9]{1,9}")
 
 
 def bin_of(lag: int) -> int:
@@ -28,8 +29,10 @@ def at_lag(name: str, lag: int) -> str:
 
 def of_lags(metrics: Mapping[str, float], name: str) -> dict[int, float]:
     """The values of a metric by bin, in ascending order: the inverse of `at_lag`."""
-    pattern = re.compile(re.escape(name) + r"_at_lag_([0-9]{1,9})")
+    start = f"{name}_at_lag_"
     values = {
-        int(match[1]): value for key, value in metrics.items() if (match := pattern.fullmatch(key))
+        int(lag): value
+        for key, value in metrics.items()
+        if key.startswith(start) and _LAG.fullmatch(lag := key[len(start) :])
     }
     return dict(sorted(values.items()))

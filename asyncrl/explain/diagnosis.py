@@ -67,8 +67,7 @@ def _candidates(status: RunStatus) -> Iterator[str]:
         yield from _engines_wait(status)
     if still:
         yield f"No cause is known. Open waits: {_waits(status) or 'none'}."
-    for name in TEACHES_NOTHING:
-        yield from _found(status, name)
+    yield from _found(status, *TEACHES_NOTHING)
     yield WELL
 
 
@@ -148,8 +147,7 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
     """Explanations of an idle trainer: it waits for experience, which is somewhere."""
     leased, sealed = status.rollouts.get("leased", 0), status.rollouts.get("sealed", 0)
     yield from _actors_gone(status)
-    for name in TEACHES_NOTHING:
-        yield from _found(status, name)
+    yield from _found(status, *TEACHES_NOTHING)
     judges = [actor for actor in status.actors if actor.role == "reward" and actor.here]
     with_them = f"{sum(a.holds for a in judges)} of them with {_names(judges) or 'nobody'}"
     if sealed and status.verdict_s > STUCK_S and (sealed > leased or status.token_s < SILENT_S):
@@ -259,9 +257,11 @@ def _engines_wait(status: RunStatus) -> Iterator[str]:
     )
 
 
-def _found(status: RunStatus, name: str) -> Iterator[str]:
-    """The sentence of a condition, if it holds."""
-    yield from (found.sentence for found in findings(facts_of(status)) if found.name == name)
+def _found(status: RunStatus, *names: str) -> Iterator[str]:
+    """The sentences of the conditions of these names that hold, in this order."""
+    held = findings(facts_of(status))
+    for name in names:
+        yield from (found.sentence for found in held if found.name == name)
 
 
 def _by_shares(status: RunStatus, name: str) -> Iterator[str]:
