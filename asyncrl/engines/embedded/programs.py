@@ -135,8 +135,8 @@ class _Form:
             )
             self._take(steps)
 
-    def _take(self, steps: nn.Module) -> None:
-        self._steps = steps
+    def _take(self, steps: Any) -> None:
+        self._steps: nn.Module = steps
         self.decode: Program = steps.decode
         self.prefill: Program = steps.prefill
         self.onward: Program = steps.onward
