@@ -137,6 +137,8 @@ def _has(sources: Sources, module: str, name: str) -> bool:
 
 def fused_modules(source: str) -> Iterator[tuple[str, Parts]]:
     """The fused modules that the tables of a file name, of two parts or more, in order."""
+    if not any(kind in source for kind in TABLES):
+        return
     for kind, table in _tables(ast.parse(source)):
         for module, parts in _fused(kind, table):
             if len(parts) > 1:
@@ -149,7 +151,8 @@ def _tables(tree: ast.Module) -> Iterator[tuple[str, object]]:
         if isinstance(node, ast.keyword):
             named, value = node.arg or "", node.value
         elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and node.value:
-            named, value = ast.unparse(node).partition("=")[0], node.value
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            named, value = " ".join(map(ast.unparse, targets)), node.value
         else:
             continue
         if kind := next((kind for kind in TABLES if kind in named), None):

@@ -199,6 +199,7 @@ async def said(pipe: Path) -> int:
         return int(await trio.to_thread.run_sync(pipe.read_text, abandon_on_cancel=True))
 
 
+@pytest.mark.explore
 async def test_an_agent_that_goes_wrong_takes_no_other_along(opened: Open) -> None:
     """All at once, beside one that plays on."""
     ends: dict[str, object] = {}
@@ -225,6 +226,7 @@ async def test_an_agent_that_goes_wrong_takes_no_other_along(opened: Open) -> No
     assert ends == wrong
 
 
+@pytest.mark.explore
 async def test_each_attempt_begins_in_the_same_state(opened: Open) -> None:
     async with opened() as pool:
         assert [await play(pool, "seen") for _ in range(2)] == [1.0, 1.0]
@@ -290,6 +292,7 @@ async def test_a_cancelled_attempt_ends_with_all_that_it_started(
         await gone(process)
 
 
+@pytest.mark.explore
 async def test_what_an_agent_leaves_behind_keeps_no_attempt_open(opened: Open) -> None:
     async with opened() as pool:
         with trio.fail_after(PATIENCE_S):
@@ -363,6 +366,7 @@ async def test_a_program_and_what_it_says_wrong(opened: Open) -> None:
         assert pool.starts is not None and pool.starts.seconds > 0
 
 
+@pytest.mark.explore
 async def test_programs_start_a_few_at_a_time_and_the_rest_once_the_gateway_has_heard_of_them(
     opened: Open, tmp_path: Path
 ) -> None:

@@ -121,6 +121,7 @@ async def test_a_killed_agent_goes_on_in_its_next_attempt(
             assert (await coordinator.hear())[0] == Played(17, 2, "stop")
 
 
+@pytest.mark.explore
 async def test_a_failed_attempt_has_a_name_and_no_reward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

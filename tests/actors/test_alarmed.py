@@ -208,6 +208,7 @@ async def test_a_reward_that_rises_while_accuracy_falls_is_an_alarm(
     assert "from version 0 to 8" in summary.alarms["reward_without_accuracy"].last
 
 
+@pytest.mark.explore
 async def test_a_resumed_run_knows_rewards_and_accuracy_of_its_earlier_lives(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -158,6 +158,7 @@ async def test_a_verifier_that_always_fails_ends_the_run_by_its_own_sentence(
     assert list(summary.verdicts.reasons) == [reason]
 
 
+@pytest.mark.explore
 async def test_a_server_of_the_verifier_may_be_away_for_minutes(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

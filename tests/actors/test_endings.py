@@ -579,6 +579,7 @@ async def test_a_trainer_that_is_stopped_amid_its_work_is_found_by_its_silence(
     assert trio.current_time() - asked < 100.0 + 2 + SETTLED_S
 
 
+@pytest.mark.explore
 async def test_a_launcher_that_does_not_read_is_not_cut_off(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -227,6 +227,7 @@ def same_version() -> bool:
     return said.strip() == str(sys.version_info[:2])
 
 
+@pytest.mark.explore
 @needs_programs
 async def test_the_official_client_works_in_the_sandbox(tmp_path: Path, folder: Path) -> None:
     script = folder / "agent.py"

@@ -195,6 +195,7 @@ async def test_a_run_that_starves_saves_once(autojump_clock: trio.testing.MockCl
     assert outcome.ok and len(world.learner.saved) == 1
 
 
+@pytest.mark.explore
 async def test_a_peer_that_sends_what_it_may_not_costs_its_connection_and_not_the_run(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -305,6 +305,7 @@ async def test_groups_of_equal_rewards_are_trained_where_they_have_a_signal(
     assert trained == {0.0, 1.0}
 
 
+@pytest.mark.explore
 async def test_more_groups_are_started_where_the_filter_leaves_many_out(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -93,7 +93,7 @@ async def verdict(verifiers: VerifierPool, answer: str, prompt_index: int = 0) -
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in ("n_queens", "countdown") else pytest.mark.explore)
+        pytest.param(name, marks=[] if name == "countdown" else pytest.mark.explore)
         for name in sorted(EXECUTING)
     ],
 )

@@ -202,6 +202,7 @@ async def test_a_load_that_rises_is_lent_again(autojump_clock: trio.testing.Mock
     assert churned(world)[0] >= 2
 
 
+@pytest.mark.explore
 async def test_it_is_said_how_lending_stands(autojump_clock: trio.testing.MockClock) -> None:
     world = made()
     said = list[str]()

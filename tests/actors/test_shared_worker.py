@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import trio
 from sandbox_support import needs_strict
+from some_values import some
 
 from asyncrl.actors.reward_actor import VerifierPool, open_verifiers
 from asyncrl.actors.verifier_process import TimedVerdict
@@ -135,7 +136,7 @@ async def test_many_wait_in_one_process(opened: Opens, library: str, sandbox: st
         ]
 
 
-@pytest.mark.parametrize("library", ["asyncio", "trio"])
+@pytest.mark.parametrize("library", some(["trio", "asyncio"]))
 async def test_what_hangs_or_dies_costs_its_own_answer_alone(opened: Opens, library: str) -> None:
     async with opened(library, s=1.5) as verifiers:
         found = await verdicts(verifiers, "hang", "after 0.5", "yes", "hang")

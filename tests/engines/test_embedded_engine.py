@@ -118,6 +118,7 @@ async def test_a_bad_request_or_load_changes_nothing() -> None:
     assert {c.rollout for c in stream.chunks} == {2}
 
 
+@pytest.mark.explore
 async def test_cancelled_while_decoding_and_run_again() -> None:
     engine, stream = engine_of(chunk_tokens=2), Stream()
     await engine.load(0, WEIGHTS)
@@ -133,6 +134,7 @@ async def test_cancelled_while_decoding_and_run_again() -> None:
     assert stream.ids(0)[-1] == greedy(MODEL, [0, 5], 60)[-1]
 
 
+@pytest.mark.explore
 def test_an_engine_multiplies_as_it_is_told() -> None:
     engine = EmbeddedEngine(
         copy.deepcopy(MODEL),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import trio
 import trio.testing
@@ -10,6 +11,7 @@ from test_embedded_engine import WEIGHTS, Stream, engine_of, request
 from asyncrl.engines.protocol import DirectEngine
 
 
+@pytest.mark.explore
 async def test_what_is_written_into_an_engine_that_stands_still_is_as_if_it_were_loaded() -> None:
     other = {name: weight + 0.05 * weight.sign() for name, weight in WEIGHTS.items()}
     streams = []

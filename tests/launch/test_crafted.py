@@ -146,6 +146,7 @@ def crafted(run: Path, folder: Path) -> Path:
     return copy
 
 
+@pytest.mark.explore
 @settings(max_examples=drawn(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.sampled_from(CELLS), VALUES, st.booleans()), min_size=1, max_size=3))
 def test_any_value_in_any_column_is_a_sentence_at_most(

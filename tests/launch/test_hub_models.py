@@ -134,6 +134,7 @@ def test_a_name_is_outlined_then_downloaded_then_found(hub: HubDouble, tmp_path:
     assert model_directory("org/name") == snapshot(tmp_path)  # which the hub need not say again
 
 
+@pytest.mark.explore
 def test_offline_the_cache_alone_is_asked(
     hub: HubDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +266,7 @@ def test_a_repository_that_cannot_be_used_is_a_sentence_and_writes_nothing_else(
     assert not list(tmp_path.glob("home/**/*.bin")) and not list(tmp_path.glob("home/**/*.py"))
 
 
+@pytest.mark.explore
 def test_more_bytes_than_are_listed_end_the_download(
     hub: HubDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,6 +369,7 @@ def test_every_setting_that_names_a_model_may_name_one_of_a_hub(
         assert not hub.asked_for(SHARD) and not (snapshot(tmp_path) / SHARD).exists()
 
 
+@pytest.mark.explore
 def test_a_command_says_one_sentence_and_ends_with_2(hub: HubDouble, tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "asyncrl", "train", "--set", "model.path=org/none"]
     done = subprocess.run(argv, capture_output=True, text=True, env=os.environ)

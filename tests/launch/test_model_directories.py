@@ -127,6 +127,7 @@ def test_behind_a_server_the_tokenizer_is_enough(tmp_path: Path, frame: list[str
     assert "api_key_file" in refusal(*sets, "teacher.api_key_file=none")
 
 
+@pytest.mark.explore
 def test_adapters_need_peft_and_layers(
     tmp_path: Path, frame: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

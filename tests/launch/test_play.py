@@ -124,6 +124,7 @@ def test_a_transcript_shows_a_context_once_and_no_control_characters() -> None:
     ]
 
 
+@pytest.mark.explore
 @pytest.mark.processes
 def test_an_episode_is_played_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the agent, the gateway and the verifiers of a run, and scripted responses. Then again,

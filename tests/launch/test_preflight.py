@@ -428,6 +428,7 @@ def test_a_run_goes_on_whoever_counted_its_lines() -> None:
         preflight.check(known, Path("r"), 2)
 
 
+@pytest.mark.explore
 def test_a_resume_goes_on_with_the_data_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("judge_of_resume.py").write_text("def f(answer, line): return 1.0\n")
     monkeypatch.syspath_prepend(str(Path.cwd()))
@@ -608,6 +609,7 @@ def test_a_configuration_of_which_no_model_can_be_made(
         check_architecture(directory, Config())
 
 
+@pytest.mark.explore
 def test_a_configuration_of_which_a_model_can_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

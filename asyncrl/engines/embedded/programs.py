@@ -25,13 +25,7 @@ from transformers.cache_utils import DynamicCache
 from asyncrl.engines.embedded.cache import ATTENTION, set_attention
 from asyncrl.engines.embedded.kernels import KERNEL_ATTENTION, load_kernels, replace_norms
 from asyncrl.engines.embedded.linears import packable, packed, packed_layers
-from asyncrl.engines.embedded.model_steps import (
-    DecodeStep,
-    KernelDecodeStep,
-    OnwardStep,
-    PrefillStep,
-    SeenPrefillStep,
-)
+from asyncrl.engines.embedded.model_steps import KernelSteps, ModelSteps, SeenPrefillStep
 
 _log = logging.getLogger(__name__)
 Program = Callable[..., Any]
@@ -71,11 +65,11 @@ def new_cache(model: PreTrainedModel, slots: int, context_tokens: int) -> list[T
 
 class Programs:
     """Prefill and decode for `model`, whose attention this replaces: `decode(rows)`, `prefill` and
-    `onward` are callables with the signatures of `DecodeStep.forward`, `PrefillStep.forward` and
-    `OnwardStep.forward`, and `seen` one with that of `SeenPrefillStep.forward`. Call `repack` after
-    every change of the parameters. With `compile`, the compiled pieces are used where there is a
-    compiler and the model is float32. `packed_from` is the smallest number of rows for which packed
-    linear layers are used; None measures it. With `records`, decoding records the rows' experts."""
+    `onward` are callables with the signatures of the methods of `ModelSteps`, and `seen` one with
+    that of `SeenPrefillStep.forward`. Call `repack` after every change of the parameters. With
+    `compile`, the compiled pieces are used where there is a compiler and the model is float32.
+    `packed_from` is the smallest number of rows for which packed linear layers are used; None
+    measures it. With `records`, decoding records the rows' experts."""
 
     def __init__(
         self,
@@ -93,11 +87,11 @@ class Programs:
             replace_norms(model)
         set_attention(model, KERNEL_ATTENTION if kernel else ATTENTION)
         self.seen: Program = SeenPrefillStep(model).eval()
-        step = partial(KernelDecodeStep if kernel else DecodeStep, records=records)
-        self._plain = self._fast = _Pair(step, model, trial)
+        steps = partial(KernelSteps if kernel else ModelSteps, records=records)
+        self._plain = self._fast = _Form(steps(model), trial)
         self.packed_from = slots + 1 if packed_from is None else packed_from
         if plain_float32(model) and packable() and (packed_from is None or packed_from <= slots):
-            fast = _Pair(step, packed(model, slots), trial)
+            fast = _Form(steps(packed(model, slots)), trial)
             if packed_from is None:
                 self.packed_from = _crossing(self._plain, fast, trial, slots)
             if self.packed_from <= slots:
@@ -123,41 +117,35 @@ def plain_float32(model: PreTrainedModel) -> bool:
     return all(p.dtype == torch.float32 and p.device.type == "cpu" for p in model.parameters())
 
 
-class _Pair:
-    """Prefill and decode over one form of the model."""
+class _Form:
+    """The programs over one form of the model."""
 
-    def __init__(
-        self, step: Callable[[PreTrainedModel], DecodeStep], model: PreTrainedModel, trial: _Trial
-    ) -> None:
-        self._layers = packed_layers(model)
-        decode, prefill, onward = (
-            step(model).eval(),
-            PrefillStep(model).eval(),
-            OnwardStep(model).eval(),
-        )
-        self.decode: Program = decode
-        self.prefill: Program = prefill
-        self.onward: Program = onward
+    def __init__(self, steps: ModelSteps, trial: _Trial) -> None:
+        self._layers = packed_layers(steps.model)
+        self._take(steps.eval())
         trial.check(self)
         try:
-            self.decode = _traced(decode, trial.decode_arguments(trial.rows))
-            self.prefill = _traced(prefill, trial.prefill_arguments())
-            self.onward = _traced(onward, trial.onward_arguments())
+            self._take(_traced(steps, trial.arguments()))
             trial.check(self)
         except (RuntimeError, ValueError) as error:
             _log.warning(
                 "%s runs untraced, which is slower: %s",
-                type(model).__name__,
+                type(steps.model).__name__,
                 str(error).splitlines()[0],
             )
-            self.decode, self.prefill, self.onward = decode, prefill, onward
+            self._take(steps)
+
+    def _take(self, steps: Any) -> None:
+        self._steps: nn.Module = steps
+        self.decode: Program = steps.decode
+        self.prefill: Program = steps.prefill
+        self.onward: Program = steps.onward
 
     def repack(self) -> None:
         for name, layer in self._layers:
             layer.packed = layer.repacked()
-            for program in (self.decode, self.prefill, self.onward):
-                if isinstance(program, torch.jit.ScriptModule):
-                    program.model.get_submodule(name).packed = layer.packed
+            if isinstance(self._steps, torch.jit.ScriptModule):
+                self._steps.model.get_submodule(name).packed = layer.packed
 
 
 class _Trial:
@@ -195,25 +183,33 @@ class _Trial:
             *self._cache,
         )
 
-    def prefill_arguments(self) -> tuple[Tensor, ...]:
+    def arguments(self) -> dict[str, tuple[Tensor, ...]]:
+        """Arguments of each step for its trace."""
+        return {
+            "decode": self.decode_arguments(self.rows),
+            "prefill": self._prefill_arguments(),
+            "onward": self._onward_arguments(),
+        }
+
+    def _prefill_arguments(self) -> tuple[Tensor, ...]:
         """Arguments without a dimension of size 1, which a trace would treat as constant."""
         twice = torch.zeros(2, dtype=torch.long)
         return torch.zeros(2, 3, dtype=torch.long), twice, twice, *self._cache
 
-    def onward_arguments(self) -> tuple[Tensor, ...]:
-        """As `prefill_arguments`, for tokens after the first."""
+    def _onward_arguments(self) -> tuple[Tensor, ...]:
+        """As `_prefill_arguments`, for tokens after the first."""
         columns = torch.arange(min(64, self._cache[1].shape[2]))
         twice = torch.zeros(2, dtype=torch.long)
         return torch.zeros(2, 3, dtype=torch.long), twice + 1, twice, columns, *self._cache
 
-    def check(self, pair: _Pair) -> None:
-        """Raise ValueError unless the pair gives the model's own log-probabilities, with the
+    def check(self, form: _Form) -> None:
+        """Raise ValueError unless the form gives the model's own log-probabilities, with the
         context computed in one part and in two."""
         last = self._ids.shape[1] - 1
         for first in (last, min(3, last)):
-            self._check(pair, first)
+            self._check(form, first)
 
-    def _check(self, pair: _Pair, first: int) -> None:
+    def _check(self, form: _Form, first: int) -> None:
         ids, rows = self._ids, torch.arange(self.rows)
         last = ids.shape[1] - 1
         temperature, uniforms = (
@@ -222,10 +218,10 @@ class _Trial:
         )
         with computing():
             if first:
-                pair.prefill(ids[:, :first], rows, rows, *self._cache)
+                form.prefill(ids[:, :first], rows, rows, *self._cache)
             if first < last:
                 starts, columns = torch.full((self.rows,), first), torch.arange(last)
-                pair.onward(ids[:, first:-1], starts, rows, columns, *self._cache)
+                form.onward(ids[:, first:-1], starts, rows, columns, *self._cache)
             arguments = (
                 ids[:, -1],
                 torch.full((self.rows,), last),
@@ -234,7 +230,7 @@ class _Trial:
                 temperature,
                 uniforms,
             )
-            tokens, behaviour, *_ = pair.decode(*arguments, *self._cache)
+            tokens, behaviour, *_ = form.decode(*arguments, *self._cache)
             error = float(
                 (self._log_probabilities.gather(1, tokens[:, None])[:, 0] - behaviour).abs().max()
             )
@@ -246,16 +242,17 @@ class _Trial:
             )
 
 
-def _traced(step: nn.Module, arguments: tuple[Tensor, ...]) -> Program:
+def _traced(steps: nn.Module, arguments: dict[str, tuple[Tensor, ...]]) -> nn.Module:
+    """The module with traces of the methods that `arguments` name, each made with these."""
     with torch.no_grad(), warnings.catch_warnings():
         # of choices taken while tracing, which `check` verifies, and of torch.jit's age
         warnings.simplefilter("ignore")
-        trace = torch.jit.trace
-        traced: Program = trace(step, arguments, check_trace=False)  # type: ignore[no-untyped-call]
+        trace = torch.jit.trace_module
+        traced: nn.Module = trace(steps, arguments, check_trace=False)  # type: ignore[no-untyped-call]
         return traced
 
 
-def _crossing(plain: _Pair, fast: _Pair, trial: _Trial, slots: int) -> int:
+def _crossing(plain: _Form, fast: _Form, trial: _Trial, slots: int) -> int:
     """The smallest number of rows for which `fast` is faster, measured at 1, 4, 16, … and `slots`
     rows; `slots + 1` where it never is."""
     crossing = slots + 1

@@ -206,6 +206,7 @@ async def test_an_address_that_does_not_answer_is_named(tmp_path: Path) -> None:
     assert done.returncode == 2 and "127.0.0.1:1 cannot be joined" in done.stderr, done.stderr
 
 
+@pytest.mark.explore
 async def test_two_agents_cannot_have_one_directory(tmp_path: Path) -> None:
     _, agents = certify("127.0.0.1")
     token, run = tmp_path / "join.token", tmp_path / "run"

@@ -52,6 +52,7 @@ async def test_the_exit_code_is_the_childs(start, code, expected):
     process.terminate()
 
 
+@pytest.mark.explore
 async def test_nothing_is_imported_from_the_current_directory(tmp_path, monkeypatch):
     """Of an actor, of the fork server, and of what that forks: a user's folder of data may hold
     anything. What PYTHONPATH names is imported still."""
