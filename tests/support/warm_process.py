@@ -37,7 +37,7 @@ from warm_server import PR_SET_PDEATHSIG, TITLE_BYTES, end_with, freeze, not_nam
 
 from asyncrl.actors import worker_forks
 from asyncrl.config.schema.section import Section, table_of
-from asyncrl.launch import torch_process
+from asyncrl.launch import game_launcher, torch_process
 from asyncrl.own_folder import own_folder
 from asyncrl.runtime.processes import forkserver
 from asyncrl.runtime.processes.process import Process, become_child, environment, spawn, threads_of
@@ -271,6 +271,13 @@ def _become(
         end_with(partial(exec, words[-1], vars(main)))
     if module in PROGRAMS or (words and words[0] in FORKING):
         _fork_what_it_starts(_of_its_own(installed))
+        launch = game_launcher._launch
+
+        def launch_with_its_own(*given: Any) -> None:  # in a fork of the launcher of a game
+            _fork_what_it_starts(_of_its_own(installed))
+            launch(*given)
+
+        game_launcher._launch = launch_with_its_own  # type: ignore[assignment]
 
 
 def _renumber(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
