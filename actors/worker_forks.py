@@ -157,12 +157,7 @@ async def open_forks(
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
-            process = await trio.lowlevel.open_process(
-                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env={**environment, **NO_POOLS},
-            )
+            process = await _start(module, theirs.fileno(), {**environment, **NO_POOLS})
         control = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
         forks = WorkerForks(control, waits, called)
         try:
@@ -175,6 +170,15 @@ async def open_forks(
                     await process.wait()
                 process.kill()
                 await process.wait()
+
+
+async def _start(module: str, control: int, environment: Mapping[str, str]) -> trio.Process:
+    return await trio.lowlevel.open_process(
+        [sys.executable, "-P", "-m", module, str(control)],
+        stdin=subprocess.DEVNULL,
+        pass_fds=[control],
+        env=environment,
+    )
 
 
 async def exactly(stream: trio.SocketStream, size: int) -> bytes | None:

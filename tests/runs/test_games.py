@@ -4,7 +4,6 @@ and ended as one."""
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from asyncrl.experience import events as e
 from asyncrl.explain import summary
 from asyncrl.journal import read
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.explore]
 
 GAME = Path(__file__).parents[2] / "docs" / "examples" / "guessing" / "game.toml"
 STEPS = 3
@@ -69,8 +68,7 @@ def test_a_game_is_played_killed_and_resumed_and_both_runs_learn(
     model: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "game"
-    # real starts: the warm process of tests serves one launcher at a time
-    with started(command(model, folder), subprocess.Popen) as process:
+    with started(command(model, folder)) as process:
 
         def stepped() -> bool:
             assert process.poll() is None, process.communicate()
@@ -87,7 +85,7 @@ def test_a_game_is_played_killed_and_resumed_and_both_runs_learn(
     alone = train(resume(folder / "solver"))
     assert alone.returncode == 2 and f"--resume {folder}" in alone.stderr
 
-    with started(resume(folder), subprocess.Popen) as process:
+    with started(resume(folder)) as process:
         code, out, err = end(process)
     assert code == 0, out + err
     assert "solver │" in out and "proposer │" in out

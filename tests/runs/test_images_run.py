@@ -35,6 +35,7 @@ def train_killed(argv: list[str], run: Path, path: str) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.explore
 def test_a_run_learns_from_screens(tmp_path: Path) -> None:
     pytest.importorskip("PIL", reason="images need Pillow (the extra vision)")
     write_buttons(tmp_path / "data", rows=6)

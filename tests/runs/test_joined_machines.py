@@ -37,7 +37,7 @@ def goes_on_with_another(
     before = steps_done(run)
     with started(argv) as other:
         wait_for("actors on the other", lambda: len(processes(folder)) == 2)
-        wait_for("more steps", lambda: steps_done(run) >= before + 4)
+        wait_for("more steps", lambda: steps_done(run) >= before + 2)
         launcher.send_signal(signal.SIGTERM)
         code, shown, said = end(launcher)
         ended, words, _ = end(other)
@@ -97,12 +97,12 @@ def test_a_launcher_that_is_started_again_has_its_machine_back(model: Path, tmp_
     with started(argv) as launcher:
         wait_for("join token", token.exists)
         with started(joins(token, "one", one)) as agent:
-            wait_for("steps", lambda: steps_done(run) >= 4)
+            wait_for("steps", lambda: steps_done(run) >= 2)
             kill(launcher.pid)
             wait_for("the end of all actors", lambda: not processes(one) and not processes(run))
             before = steps_done(run)
             with started([*argv, "--resume", str(run)]) as again:
-                wait_for("more steps", lambda: steps_done(run) >= before + 4)
+                wait_for("more steps", lambda: steps_done(run) >= before + 2)
                 assert set(processes(one)) == {"rollout-0", "rollout-1"}
                 again.send_signal(signal.SIGTERM)
                 code, shown, said = end(again)

@@ -86,30 +86,12 @@ def weights_bytes(model: Path) -> int:
 
 @pytest.mark.explore
 def test_it_learns_goes_on_after_a_kill_and_refuses_another_base(tmp_path: Path) -> None:
-    model, unharmed, run = model_of(tmp_path / "m"), tmp_path / "unharmed", tmp_path / "run"
+    model, run = model_of(tmp_path / "m"), tmp_path / "run"
     before = (model / WEIGHTS).read_bytes()
-    done = train(argv(model, unharmed), PYTHONPATH=str(tmp_path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "weights that learn" in done.stdout
-    found = rewards(unharmed)
-    assert max(found[:2]) < 0.3 and min(found[-2:]) > 0.7, found
-    assert (model / WEIGHTS).read_bytes() == before
-
-    told = summary.read(unharmed / SUMMARY)
-    assert told.balances() and told.steps == STEPS
-    learned = load_file(unharmed / ADAPTER / ADAPTERS)
-    sizes = sum(tensor.nbytes for tensor in learned.values())
-    each = told.publication.sent_bytes / told.publication.count
-    assert sizes <= each < 1.2 * sizes < 0.2 * weights_bytes(model)
-    expected = load_model(model)
-    add_adapters(expected, LoraConfig(rank=RANK))
-    set_adapters(expected, learned)
-    whole = dict(load_model(unharmed / MODEL).named_parameters())
-    assert all(torch.equal(whole[name], weight) for name, weight in merged(expected))
-
     with started(argv(model, run), PYTHONPATH=str(tmp_path)) as process:
         wait_for("six steps", lambda: steps_done(run) >= 6 and complete(run))
         everything(process, run)
+    killed = complete(run)[-1].version
     weights = load_file(model / WEIGHTS)
     other = {name: tensor * 1.01 for name, tensor in weights.items()}
     save_file(other, model / WEIGHTS, metadata={"format": "pt"})
@@ -120,11 +102,25 @@ def test_it_learns_goes_on_after_a_kill_and_refuses_another_base(tmp_path: Path)
     (model / WEIGHTS).write_bytes(before)
     done = train(resume(run), PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "weights that learn" in done.stdout
+    found = rewards(run)
+    assert max(found[:2]) < 0.3 and min(found[-2:]) > 0.7, found
+    # it goes on from what it had learned
+    assert found[killed] > max(found[:2]) and found[killed] > found[killed - 1] - 0.2, found
+    assert (model / WEIGHTS).read_bytes() == before
+
     told = summary.read(run / SUMMARY)
     assert told.balances() and told.steps == STEPS
-    assert {name for name, _ in adapters(expected)} == load_file(run / ADAPTER / ADAPTERS).keys()
-    # tokens that were being sampled at the kill have other last bits: no weight is compared
-    assert rewards(run) == pytest.approx(found, abs=0.2)
+    learned = load_file(run / ADAPTER / ADAPTERS)
+    sizes = sum(tensor.nbytes for tensor in learned.values())
+    each = told.publication.sent_bytes / told.publication.count
+    assert sizes <= each < 1.2 * sizes < 0.2 * weights_bytes(model)
+    expected = load_model(model)
+    add_adapters(expected, LoraConfig(rank=RANK))
+    assert {name for name, _ in adapters(expected)} == learned.keys()
+    set_adapters(expected, learned)
+    whole = dict(load_model(run / MODEL).named_parameters())
+    assert all(torch.equal(whole[name], weight) for name, weight in merged(expected))
 
 
 @pytest.mark.explore

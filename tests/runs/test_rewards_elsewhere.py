@@ -40,7 +40,7 @@ def test_a_machine_of_reward_actors_is_lost_and_another_judges(model: Path, tmp_
             wait_for("the end of what it started", lambda: not processes(one))
             before = steps_done(run)
             with started([*joins(token, "two", two), "--for", "reward"]) as others:
-                wait_for("more steps", lambda: steps_done(run) >= before + 4)
+                wait_for("more steps", lambda: steps_done(run) >= before + 2)
                 assert set(processes(two)) == {"reward-0"}
                 launcher.send_signal(signal.SIGTERM)
                 code, shown, said = end(launcher)

@@ -85,13 +85,12 @@ def test_a_run_with_a_killed_rollout_actor_a_killed_fork_server_an_intruder_and_
     argv = command(
         model,
         run,
-        train__steps=100,
+        train__steps=40,
         train__eval_every=10,
         rollout__actors=2,
         metrics__port=port,
-        engine__compile=True,
     )
-    with started(argv, subprocess.Popen) as process:  # a real start, as a user's
+    with started(argv) as process:
         wait_for("step", lambda: steps_done(run) >= 3)
         with socket.socket(socket.AF_UNIX) as intruder:  # has no key
             intruder.connect(str(run / "coordinator.sock"))
@@ -110,7 +109,7 @@ def test_a_run_with_a_killed_rollout_actor_a_killed_fork_server_an_intruder_and_
     assert code == 0, out + err
     assert "The fork server was killed by SIGKILL. Actors are started without it" in out
     found = check(run)
-    assert found.ok and found.steps == 100 and found.restarts == {"rollout": 1}
+    assert found.ok and found.steps == 40 and found.restarts == {"rollout": 1}
     assert found.accuracy.start is not None and found.accuracy.end is not None
     assert (
         found.publication.count >= 31
@@ -253,11 +252,12 @@ TASKS = {
     ["chain_sum", *(pytest.param(name, marks=pytest.mark.soak) for name in [*TASKS][1:])],
 )
 def test_other_reasoning_gym_tasks(name: str, model: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    done = train(
-        command(model, run, train__steps=2, task__name=name, task__eval_size=4, **TASKS[name])
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    """Each is a real start, as a user's, with steps of engines that are compiled."""
+    run, sets = tmp_path / "run", {"task__name": name, "engine__compile": True, **TASKS[name]}
+    argv = command(model, run, train__steps=2, task__eval_size=4, **sets)
+    with started(argv, subprocess.Popen) as process:
+        code, out, err = end(process)
+    assert code == 0, out + err
     assert check(run).steps == 2
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,11 +40,9 @@ from asyncrl.training.checkpoint_index import complete
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-STEPS = 24
-"""More than are made while an engine comes back."""
 SETTINGS: dict[str, Any] = {
     "train__ranks": 2,
-    "train__steps": STEPS,
+    "train__steps": 10_000,
     "train__checkpoint_every": 2,
     "rollout__actors": 2,
     "staleness__max_lag": 0,
@@ -52,15 +51,28 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def weights(run: Path, model: str = MODEL) -> dict[str, np.ndarray[Any, Any]]:
-    files = sorted((run / model).glob("*.safetensors"))  # each rank writes its own
+def weights(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
+    files = sorted(folder.glob("model*.safetensors"))  # each rank writes its own
     return {name: array for file in files for name, array in load_file(file).items()}
 
 
-def finished(run: Path) -> None:
+def finished(run: Path) -> int:
+    """The steps of a run that ended well."""
     told = summary.read(run / SUMMARY)
-    assert told.balances()
-    assert told.steps == STEPS
+    assert told.ok and told.balances()
+    return told.steps
+
+
+def ended(process: subprocess.Popen[str], run: Path, more: int) -> tuple[str, int]:
+    """What a run showed that is asked to end after so many more steps, and all its steps."""
+    before = steps_done(run)
+    wait_for("more steps", lambda: steps_done(run) >= before + more)
+    process.send_signal(signal.SIGTERM)
+    code, shown, said = end(process)
+    assert code == 0, shown + said
+    steps = finished(run)
+    assert steps >= before + more
+    return shown, steps
 
 
 @pytest.mark.explore
@@ -74,10 +86,6 @@ def test_an_engine_that_dies_in_a_transfer_and_a_rank_that_dies_in_a_step_change
     environment = {"PYTHONPATH": path}
     settings = SETTINGS | {"engine__kind": "noting_engine:NotingEngine"}
     unharmed, run = tmp_path / "unharmed", tmp_path / "run"
-    done = train(command(model, unharmed, **settings), **environment)
-    assert done.returncode == 0, done.stderr
-    finished(unharmed)
-
     left_out = settings | {"train__min_ranks": 1}
     with started(command(model, run, **left_out), **environment) as process:
         follower = followed(run)
@@ -92,8 +100,7 @@ def test_an_engine_that_dies_in_a_transfer_and_a_rank_that_dies_in_a_step_change
             wait_for("a new step", lambda before=before: steps_done(run) > before)
             took.append(round(time.monotonic() - began, 1))
         assert "trainer-1" not in processes(run)
-        code, shown, said = end(process)
-    assert code == 0, said
+        shown, steps = ended(process, run, more=1)
     print("seconds from the loss of a rank to a new step:", took)
     assert "trainer-1 was killed by SIGKILL" in shown and "trainer-1 was lost" in shown
     told = " ".join(shown.split())
@@ -101,14 +108,20 @@ def test_an_engine_that_dies_in_a_transfer_and_a_rank_that_dies_in_a_step_change
     assert "goes on with 1 of 2 ranks: this machine has 2 cores, without 1 for ranks" in told
     assert not processes(run)
     assert summary.read(run / SUMMARY).restarts == {"trainer": FAILED_LIVES}
-    finished(run)
-    for name, array in weights(unharmed).items():
-        assert np.abs(weights(run)[name] - array).max() <= 1e-5, name
-    for each in (unharmed, run):
+    done = train(command(model, unharmed, **settings | {"train__steps": steps}), **environment)
+    assert done.returncode == 0, done.stderr
+    assert finished(unharmed) == steps
+    newest = complete(run)[-1]  # of a run that is asked to end
+    assert newest.version == steps
+    left = {unharmed: weights(unharmed / MODEL), run: weights(newest.path)}
+    assert left[unharmed].keys() == left[run].keys()
+    for name, array in left[unharmed].items():
+        assert np.abs(left[run][name] - array).max() <= 1e-5, name
+    for each, arrays in left.items():
         learned = noting_engine.digest(
-            (name, torch.from_numpy(array)) for name, array in weights(each).items()
+            (name, torch.from_numpy(array)) for name, array in arrays.items()
         )
-        assert [noting_engine.noted(each, index) for index in range(2)] == [(STEPS, learned)] * 2
+        assert [noting_engine.noted(each, index) for index in range(2)] == [(steps, learned)] * 2
 
 
 def dies_in_a_transfer(run: Path, follower: Any) -> None:
@@ -203,10 +216,11 @@ def test_a_rank_that_stands_still_ends_the_run_and_half_of_them_go_on(
 
     toml = (run / RUN_TOML).read_text().replace("ranks = 4", "ranks = 2")
     (run / RUN_TOML).write_text(toml)
-    done = train(resume(run))
+    steps = steps_done(run) + 2
+    done = train([*resume(run), f"--set=train.steps={steps}"])
     assert done.returncode == 0, done.stderr
-    finished(run)
-    assert weights(run).keys() == weights(run, MODEL_EMA).keys()
+    assert finished(run) == steps
+    assert weights(run / MODEL).keys() == weights(run / MODEL_EMA).keys()
 
 
 @pytest.mark.explore
@@ -220,11 +234,9 @@ def test_a_run_whose_machine_has_a_core_less_goes_on_with_a_rank_less(
         kill(processes(run)["trainer-1"])
         wait_for("another life", lambda: set(processes(run)) >= {"trainer-0", "rollout-1"})
         assert "trainer-1" not in processes(run)
-        code, shown, said = end(process)
-    assert code == 0, shown + said
+        shown, _ = ended(process, run, more=2)
     assert "goes on with 1 of 2 ranks: this machine has 1 core." in " ".join(shown.split())
     assert "ranks = 1" in (run / RUN_TOML).read_text()
-    finished(run)
 
 
 @pytest.mark.explore
@@ -243,6 +255,6 @@ def test_shards_that_are_gathered_as_they_are_sent_make_the_same_run(
         code, out, said = end(process)
     assert code == 0, out + said
     assert summary.read(direct / SUMMARY).balances()
-    expected, found = weights(staged), weights(direct)
+    expected, found = weights(staged / MODEL), weights(direct / MODEL)
     assert expected.keys() == found.keys()
     assert all(np.array_equal(expected[name], found[name]) for name in expected)

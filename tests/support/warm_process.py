@@ -4,8 +4,9 @@ Invariant, as of the product's fork server: it has one thread and computes nothi
 starts processes with torch (`FORKING`) has a warm process of its own, forked with it, of which
 these are forked: each fork server (`python -m asyncrl.actors.preloaded` is a child of its launcher,
 and leads a session), each actor that no fork server forks (the coordinator is started before the
-server is ready), and each module that a check runs. The workers of pytest are forked of one of
-their session (`WORKER`), with a warm process each likewise.
+server is ready), and each module that a check runs. So has an actor that starts a nursery process
+(`NURSERIES`), of which that is forked. The workers of pytest are forked of one of their session
+(`WORKER`), with a warm process each likewise.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
+import trio
 from warm import FIXED, fork
 from warm_server import PR_SET_PDEATHSIG, TITLE_BYTES, end_with, freeze, not_named, reap, serve
 
+from asyncrl.actors import worker_forks
 from asyncrl.config.schema.section import Section, table_of
-from asyncrl.launch import torch_process
+from asyncrl.launch import game_launcher, torch_process
 from asyncrl.own_folder import own_folder
 from asyncrl.runtime.processes import forkserver
 from asyncrl.runtime.processes.process import Process, become_child, environment, spawn, threads_of
@@ -42,6 +45,12 @@ from asyncrl.runtime.processes.title import set_title
 
 PRELOADED = "asyncrl.actors.preloaded"
 ACTOR = "asyncrl.actors"
+NURSERIES = {
+    "reward": "asyncrl.actors.verifier_process",
+    "agents": "asyncrl.actors.agent_process",
+}
+"""The modules of the processes that fork workers (`worker_forks.py`), by the role of their actor:
+they import for most of a second, which is half of what a run of two steps costs."""
 FORKING = ("train", "sft", "agent", "check")
 """Verbs of commands that start such processes."""
 PROGRAMS = ("cells",)
@@ -212,6 +221,7 @@ def main() -> None:
     importlib.import_module(EARLY)
     preloaded = importlib.import_module(PRELOADED)
     imported = (*_of_commands(), *preloaded.MODULES, *preloaded.OF_AGENTS, *BESIDE, *OF_TESTS)
+    imported += tuple(NURSERIES.values())
     for module in (*imported, f"{ACTOR}.__main__"):
         importlib.import_module(module)
     preloaded.model_class("")
@@ -239,6 +249,7 @@ def _become(
         os.setsid()
     if module in (PRELOADED, ACTOR) or words[:1] == ["merge"]:
         _trace_what_is_compiled()
+        _fork_nurseries_of_actors(installed)
     if module == ACTOR:
         _reseed()
         end_with(sys.modules[f"{ACTOR}.__main__"].main)
@@ -246,6 +257,10 @@ def _become(
         sys.argv[1] = str(descriptors[0])
         sys.modules["__main__"] = sys.modules[PRELOADED]
         end_with(sys.modules[PRELOADED].main)
+    if module in NURSERIES.values():
+        _reseed()
+        sys.modules["__main__"] = sys.modules[module]
+        end_with(partial(sys.modules[module].main, descriptors[0]))
     if module == WORKER:
         _reseed()
         gc.disable()  # until all is collected (tests/conftest.py)
@@ -262,6 +277,13 @@ def _become(
         end_with(partial(exec, words[-1], vars(main)))
     if module in PROGRAMS or (words and words[0] in FORKING):
         _fork_what_it_starts(_of_its_own(installed))
+        launch = game_launcher._launch
+
+        def launch_with_its_own(*given: Any) -> None:  # in a fork of the launcher of a game
+            _fork_what_it_starts(_of_its_own(installed))
+            launch(*given)
+
+        game_launcher._launch = launch_with_its_own  # type: ignore[assignment]
 
 
 def _renumber(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
@@ -304,6 +326,7 @@ def _of_its_own(installed: list[str]) -> Warm:
 def _fork_what_it_starts(known: Warm) -> None:
     """Have this command's fork servers, and the modules that its checks run, forked likewise."""
     globals()["warm"] = lambda: known
+    fork_nurseries(known)
     torch_process.subprocess = SimpleNamespace(run=run)  # type: ignore[assignment]
 
     def start(
@@ -325,6 +348,49 @@ def _fork_what_it_starts(known: Warm) -> None:
         return Process(name, pid, partial(reap, pid), log, begins)
 
     forkserver.spawn = start  # type: ignore[assignment]
+
+
+class Nursery:
+    """What `open_forks` asks of a `trio.Process`, for one that was forked."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._descriptor = pid, os.pidfd_open(pid)
+
+    async def wait(self) -> None:
+        if self._descriptor >= 0:
+            await trio.lowlevel.wait_readable(self._descriptor)
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+            reap(self._pid)
+
+    def kill(self) -> None:
+        if self._descriptor >= 0:
+            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+
+
+def fork_nurseries(known: Warm) -> None:
+    """Have the nursery processes that this process starts forked of its warm process."""
+
+    async def start(module: str, control: int, environment: Mapping[str, str]) -> Nursery:
+        with open(os.devnull) as nothing:  # noqa: ASYNC230, PTH123
+            streams = [nothing.fileno(), 1, 2, control]
+            pid = known.fork(module, [control], environment=dict(environment), streams=streams)
+        return Nursery(pid)
+
+    worker_forks._start = start  # type: ignore[assignment]
+
+
+def _fork_nurseries_of_actors(installed: list[str]) -> None:
+    """Have each actor that starts one begin with a warm process, while it has one thread."""
+    main = sys.modules[f"{ACTOR}.__main__"]
+    begin = main.main
+
+    def begin_with_it() -> None:
+        if sys.argv[1] in NURSERIES:
+            fork_nurseries(_of_its_own(installed))
+        begin()
+
+    main.main = begin_with_it
 
 
 def _trace_what_is_compiled() -> None:
