@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -29,6 +30,7 @@ from asyncrl.experience import events as e
 from asyncrl.experience.episode import Strand, Turn
 from asyncrl.explain import run_status, summary
 from asyncrl.explain.curve import line_of
+from asyncrl.explain.run_list import run_cells, runs_in
 from asyncrl.explain.run_status import ActorStatus, GroupCounts
 from asyncrl.explain.views.assets import SCRIPTS, STYLES, VENDORED, asset
 from asyncrl.explain.views.flow_part import flow, who_waits
@@ -49,7 +51,7 @@ from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.runtime.run_dir import IMAGES, METRICS, RUN_TOML, STATUS, SUMMARY
 from asyncrl.tasks.images.kept_images import KeptImages
 from asyncrl.tasks.images.pixels import written_png
-from asyncrl.words import clock
+from asyncrl.words import NONE, clock
 
 KEY = "0123456789abcdef"
 
@@ -327,9 +329,18 @@ async def test_a_folder_has_a_list_and_the_page_of_each_run(
     assert b"damaged" in (await ask(app, "/compared/learns/damaged")).body
     for path in ("learns", "learns/learns", "learns/none", "learns/..", "/".join("abcdefg"), ""):
         assert (await ask(app, f"/compared/{path}")).status == 404, path
+    gone = next(files for files in runs_in(runs) if files.path.name == "bare")
     (runs / "bare").rename(tmp_path / "bare")
+    assert run_cells(gone, 1e9) == (NONE,) * 5
     await trio.sleep(AGAIN_S)
     assert b"no such directory" in (await ask(app, "/run/bare/part/head")).body
+    monkeypatch.setattr(Path, "iterdir", _unreadable)
+    app = PageGate(RunsPage(runs, waits=Waits(), now=lambda: 1e9), key="", port=80)
+    assert b"cannot be read (Permission denied)" in (await ask(app, "/part/runs")).body
+
+
+def _unreadable(folder: Path) -> None:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def test_what_cannot_be_served_is_refused_in_one_sentence(
@@ -344,6 +355,8 @@ def test_what_cannot_be_served_is_refused_in_one_sentence(
             ([str(tmp_path / "file")], "this is not a directory"),
             ([str(tmp_path), "--port", port], f"127.0.0.1:{port} cannot be served"),
             ([str(tmp_path), "--host", "no.such.host.invalid"], "cannot be served"),
+            ([str(tmp_path), "--host", "a..b"], "cannot be served (a host cannot have this name"),
+            ([str(tmp_path), "--host", "x" * 300], "cannot be served (a host cannot have this"),
         ):
             assert main(["page", *arguments]) == 2
             assert said in capsys.readouterr().err
