@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from urllib.parse import unquote
 
 from asyncrl.config import ConfigError
 from asyncrl.explain.run_list import runs_in
@@ -46,8 +45,8 @@ class RunsPage:
         self._listed = MadePart(self._list, REST)
 
     async def __call__(self, path: str, headers: Headers) -> PageAnswer:
-        """Answer to a path: the list, a comparison, or what is below the name of a run. Raises
-        PageRefused."""
+        """Answer to a path, which is decoded: the list, a comparison, or what is below the name of
+        a run. Raises PageRefused."""
         path = path.removeprefix("/")
         if not path:
             return PageAnswer(200, HTML, self._whole().encode())
@@ -56,11 +55,10 @@ class RunsPage:
         if path == LIST:
             return await self._answer(self._listed)
         if path.startswith(COMPARED):
-            names = [unquote(name) for name in path.removeprefix(COMPARED).split("/")]
-            return await self._answer(self._comparison(names))
+            return await self._answer(self._comparison(path.removeprefix(COMPARED).split("/")))
         name, slash, rest = path.removeprefix(RUN).partition("/")
         if path.startswith(RUN) and slash:
-            return await self._of(unquote(name))(f"/{rest}", headers)
+            return await self._of(name)(f"/{rest}", headers)
         raise PageRefused(404, "there is no such page; the list of runs is at /")
 
     def _of(self, name: str) -> RunPage:

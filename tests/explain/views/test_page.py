@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 import numpy as np
@@ -98,7 +99,7 @@ async def ask(
     scope = {
         "type": "http",
         "method": method,
-        "path": path,
+        "path": unquote(path),
         "query_string": query.encode(),
         "headers": [(name.encode(), value.encode()) for name, value in named.items()],
     }
@@ -309,6 +310,8 @@ async def test_a_folder_has_a_list_and_the_page_of_each_run(
     make_run(runs / "bare")
     (make_run(runs / "damaged", status=status()) / STATUS).write_text("{")
     (runs / "none").mkdir()
+    make_run(runs / "lr%2f5 50%")
+    make_run(runs / os.fsdecode(b"\xff\xfe"))
     app = PageGate(RunsPage(runs, waits=Waits(), now=lambda: 1e9), key="", port=80)
     said = (await ask(app, "/part/runs")).body.decode()
     found = Parsed(said.replace("<!doctype html><meta charset=utf-8>", "<style></style>"))
@@ -316,7 +319,8 @@ async def test_a_folder_has_a_list_and_the_page_of_each_run(
     for text in ("learns", "killed", "12/100", "0.750", "spell_backward", "damaged", "bare"):
         assert text in found.text
     assert (await ask(app, "/")).status == 200
-    for name in ("learns", "bare", "damaged"):
+    for name in ("learns", "bare", "damaged", "lr%252f5%2050%25"):
+        assert f'href="run/{name}/"' in said
         assert (await ask(app, f"/run/{name}/")).status == 200
         for part in PARTS:
             assert (await ask(app, f"/run/{name}/part/{part}")).status == 200
