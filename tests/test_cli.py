@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -299,6 +300,20 @@ def test_ctrl_c_while_the_command_line_is_imported_is_no_traceback(tmp_path: Pat
         timeout=120,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_ctrl_c_while_python_ends_is_no_traceback() -> None:
+    """The command is over, and what is left to do at the exit is interrupted."""
+    program = (
+        "import atexit, os, signal, sys, types; module = types.ModuleType('asyncrl.cli'); "
+        "module.main = lambda: 0; sys.modules['asyncrl.cli'] = module; "
+        "atexit.register(os.kill, os.getpid(), signal.SIGINT); "
+        "from asyncrl.console_entry import main; sys.exit(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_a_read_that_fails_on_a_disk_is_a_sentence_and_an_error_of_ours_is_none(

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from asyncrl.runtime.reasons import cause_of, same
+from asyncrl.runtime.reasons import cause_of, form_of, same
 
 OUTSIDE_S = 300.0
 """Seconds for which something outside the run may be unavailable."""
@@ -65,6 +65,7 @@ class CommonFailure:
         self._limits = limits
         self._succeeded_before = succeeded_before
         self._reasons: dict[str, Reason] = {}
+        self._forms: dict[str, Reason] = {}
         self._groups = set[int]()
         self._since = self._next = 0.0
         self._logged, self._last_log = 0, 0.0
@@ -102,22 +103,19 @@ class CommonFailure:
         self.failed += 1
         if len(self._groups) < GROUPS:
             self._groups.add(group)
-        key = same(text)
-        if key not in self._reasons and len(self._reasons) >= KINDS:
-            key = text = OTHERS
-        times = self._reasons[key].times + 1 if key in self._reasons else 1
-        self._reasons[key] = Reason(text, times)
+        _add(self._forms, form_of(text), text)
+        times = _add(self._reasons, same(text), text)
         if times not in OFTEN or (self._logged >= BURST and now - self._last_log < LOG_S):
             return False
         self._logged, self._last_log = self._logged + 1, now
         return True
 
     def common(self) -> Reason | None:
-        """The reason why all attempts, or nearly all, have failed; None if one succeeded, or there
-        is no such reason."""
+        """The reason why all attempts have failed, or nearly all, whatever it quotes of the data;
+        None if one succeeded, or there is no such reason."""
         if self._succeeded_before or self.succeeded or not self.failed:
             return None
-        reason = max(self._reasons.values(), key=lambda reason: reason.times)
+        reason = max(self._forms.values(), key=lambda reason: reason.times)
         return reason if reason.times >= MOST * self.failed else None
 
     def hopeless(self, now: float) -> Reason | None:
@@ -151,3 +149,12 @@ class CommonFailure:
             return 0
         self._next = now + max(LOOK_S, 2 * OUTSIDE_S / most)
         return 1
+
+
+def _add(reasons: dict[str, Reason], key: str, text: str) -> int:
+    """Count a reason; returns how often it came."""
+    if key not in reasons and len(reasons) >= KINDS:
+        key = text = OTHERS
+    times = reasons[key].times + 1 if key in reasons else 1
+    reasons[key] = Reason(text, times)
+    return times

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from asyncrl.config.errors import ConfigError
+from asyncrl.config.errors import ConfigError, usable
 from asyncrl.config.paths import exists, is_file, is_folder
 from asyncrl.explain.curve import EvaluationPoint, Point
 from asyncrl.explain.curve_reader import last_points
@@ -28,7 +28,9 @@ def runs_in(folder: Path) -> list[RunFiles]:
     if not is_folder(folder):
         return []
     found = list[tuple[float, str, RunFiles]]()
-    for path in _entries(folder):
+    with usable(folder, "read"):
+        inside = [*_entries(folder)]
+    for path in inside:
         with suppress(OSError, ConfigError):  # one that is just removed, or another user's
             if is_folder(path) and is_file(path / RUN_TOML):
                 found.append((_began(path), path.name, RunFiles(path)))
@@ -81,7 +83,9 @@ def run_cells(files: RunFiles, now: float) -> tuple[str, str, str, str, str]:
             seconds = max(seconds or 0.0, status.seconds)
             cost = duration(seconds * devices(status))
         worked = duration(seconds)
-    began = f"{duration(max(0.0, now - _began(files.path)))} ago"
+    began = NONE
+    with suppress(ConfigError, OSError):  # it is just removed
+        began = f"{duration(max(0.0, now - _began(files.path)))} ago"
     return step, accuracy, worked, cost, began
 
 

@@ -21,6 +21,7 @@ _NUMBER = re.compile(
 )
 """Numbers, and names that a program draws: addresses, temporary files, long hexadecimal words; and
 names of images and sandboxes, of which each episode may have its own."""
+_QUOTED = re.compile(r"(?<!\w)(?:'[^']*'|\"[^\"]*\"|`[^`]*`)")
 _EXCEPTION = re.compile(r"\b(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Mismatch|Exit)): \S")
 _OUTSIDE = re.compile(
     r"Connect|Timeout|TimedOut|Network|Broken|Lost\b|Gone\b|Crash|Memory|OSError|IOError|Socket"
@@ -44,6 +45,15 @@ def same(text: str) -> str:
     True
     """
     return _NUMBER.sub("N", text)
+
+
+def form_of(text: str) -> str:
+    """The same without what it quotes, which is of the data where each attempt has its own.
+
+    >>> form_of("ValueError: no number: 'a'") == form_of('ValueError: no number: "b"')
+    True
+    """
+    return _QUOTED.sub("Q", same(text))
 
 
 def exception_in(text: str) -> str:

@@ -17,6 +17,7 @@ from typing import NamedTuple, overload
 
 import numpy as np
 
+from asyncrl.config.errors import ConfigError
 from asyncrl.config.micro_tokens import micro_tokens
 from asyncrl.config.schema import Config
 from asyncrl.config.sft import BASELINE, REWARD, steps_of_epochs
@@ -33,6 +34,9 @@ Sequences = tuple[TrainingSequence, ...]
 """Those of one row."""
 KEPT = 4096
 """Rows whose sequences are kept, at most: those of small data are made once."""
+COUNTED = 10**8
+"""Rows of all epochs that are divided into steps by their tokens before a run, at most: half a
+minute."""
 
 
 class UsedRows(Sequence[Sequences]):
@@ -111,8 +115,17 @@ class SftData(NamedTuple):
     def steps(self) -> int:
         """The steps of the run: what `task.epochs` ask for, or `train.steps`. Raises
         ConfigError."""
-        if not self.config.task.epochs:
-            return self.config.train.steps
+        train, rows = self.config.train, len(self.train.each) * self.config.task.epochs
+        if not rows:
+            return train.steps
+        if not train.step_tokens:
+            return steps_of_epochs(self.config, -(-rows // train.batch_groups))
+        if rows > COUNTED:
+            raise ConfigError(
+                f"task.epochs = {self.config.task.epochs} of {len(self.train.each)} rows are more "
+                f"than the {COUNTED} rows that are counted for train.step_tokens: lower "
+                "task.epochs, or set step_tokens to 0."
+            )
         return steps_of_epochs(self.config, sum(1 for _ in self.step_rows()))
 
     def step_rows(self) -> Iterator[list[int]]:

@@ -111,6 +111,17 @@ def test_a_reason_is_common_if_nearly_all_failures_have_it() -> None:
     assert counted.common() == reason
 
 
+def test_what_a_reason_quotes_of_the_data_makes_no_other_one() -> None:
+    """Each attempt fails at a word of its own, and all are told."""
+    counted = CommonFailure(EPISODES)
+    for number in range(EPISODES.data):
+        word = chr(97 + number)
+        counted.failure(f"raised: ValueError: invalid literal for int(): '{word}'", number, 0.0)
+    assert len(counted.counts) == EPISODES.data
+    assert (reason := counted.hopeless(EPISODES.data_s)) is not None
+    assert reason == (f"raised: ValueError: invalid literal for int(): '{word}'", EPISODES.data)
+
+
 def test_one_prompt_alone_ends_nothing() -> None:
     counted = CommonFailure(ANSWERS)
     for _ in range(1000):

@@ -298,6 +298,15 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         lines([{"question": "1", "answer": "#### 1"}] * 70 + [{"question": "2", "answer": "2"}]),
         "line 71: its answer has no ####",
     ),
+    **{
+        f"calls {number}.jsonl": (
+            lines([{"messages": [user("1"), {**said("1"), "tool_calls": calls}]}]),
+            "the tool_calls of its message 2 are no list of objects with a function's name",
+        )
+        for number, calls in enumerate(
+            ("f", 1, {"function": {"name": "f"}}, [1], [{}], [{"function": "f"}], [{"name": 1}])
+        )
+    },
     "tools.jsonl": (
         lines([{"prompt": [user("1")], "answer": "2", "tools": "search"}]),
         "its tools are no JSON",

@@ -190,6 +190,10 @@ def test_steps_follow_from_epochs() -> None:
         ConfigError, match=r"train.steps = 7 would end .*epochs = 3, which take 8 steps"
     ):
         _ = made([1] * 10, train={"steps": 7, "batch_groups": 4}, task={"epochs": 3}).steps
+    many = {"epochs": 10**12}
+    assert made([1] * 10, train={"batch_groups": 4}, task=many).steps == 25 * 10**11
+    with pytest.raises(ConfigError, match=r"task\.epochs = 1000000000000 .*lower task\.epochs"):
+        _ = made([1] * 10, train={"step_tokens": 4}, task=many).steps
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ accuracy, and what it cost.
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
@@ -44,7 +45,7 @@ def _row(name: str, files: RunFiles, now: float) -> Html:
         word, colour = state(seen)
     with suppress(ConfigError):
         task, model = task_and_model(files.settings)
-    link = tag("a", name, href=f"run/{quote(name, safe='')}/")
+    link = tag("a", name, href=f"run/{quote(os.fsencode(name), safe='')}/")
     pick = tag("input", type="checkbox", data_run=name, aria_label=f"compare {name}")
     return tag(
         "tr",

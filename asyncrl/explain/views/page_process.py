@@ -70,7 +70,10 @@ async def serve_page(
 
 async def listen(host: str, port: int) -> trio.SocketListener:
     """A listener at the first address of a host (localhost has two). Raises OSError."""
-    first, *others = await trio.open_tcp_listeners(port, host=host)
+    try:
+        first, *others = await trio.open_tcp_listeners(port, host=host)
+    except UnicodeError as error:  # a part of the name is empty or too long
+        raise OSError(f"a host cannot have this name: {error}") from error
     for other in others:
         await other.aclose()
     return first

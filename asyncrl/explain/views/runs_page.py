@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from urllib.parse import unquote
 
 from asyncrl.config import ConfigError
 from asyncrl.explain.game_runs import why_game
@@ -48,8 +47,8 @@ class RunsPage:
         self._listed = MadePart(self._list, REST)
 
     async def __call__(self, path: str, headers: Headers) -> PageAnswer:
-        """Answer to a path: the list, a comparison, or what is below the name of a run. Raises
-        PageRefused."""
+        """Answer to a path, which is decoded: the list, a comparison, or what is below the name of
+        a run. Raises PageRefused."""
         path = path.removeprefix("/")
         if not path:
             return PageAnswer(200, HTML, self._whole().encode())
@@ -58,11 +57,11 @@ class RunsPage:
         if path == LIST:
             return await self._answer(self._listed)
         if path.startswith(COMPARED):
-            names = [unquote(name) for name in path.removeprefix(COMPARED).split("/")]
-            return await self._answer(self._comparison(names))
-        name, slash, rest = path.removeprefix(RUN).partition("/")
-        if path.startswith(RUN) and slash:
-            return await self._of(unquote(name))(f"/{rest}", headers)
+            return await self._answer(self._comparison(self._names(path.removeprefix(COMPARED))))
+        if path.startswith(RUN):
+            name, slash, rest = self._named(path.removeprefix(RUN))
+            if slash:
+                return await self._of(name)(f"/{rest}", headers)
         raise PageRefused(404, "there is no such page; the list of runs is at /")
 
     def _of(self, name: str) -> RunPage:
@@ -77,6 +76,23 @@ class RunsPage:
         while len(self._pages) > KEPT:
             del self._pages[next(iter(self._pages))]
         return found
+
+    def _named(self, path: str) -> tuple[str, str, str]:
+        """The name that a path begins with, its slash, and what is behind: a policy's name has that
+        of its game before it."""
+        name, slash, rest = path.partition("/")
+        if slash and is_game(self._folder / name):
+            policy, slash, rest = rest.partition("/")
+            name = f"{name}/{policy}"
+        return name, slash, rest
+
+    def _names(self, path: str) -> list[str]:
+        """The names of which a path consists."""
+        names, slash = list[str](), "/"
+        while slash:
+            name, slash, path = self._named(path)
+            names.append(name)
+        return names
 
     def _inside(self, names: Sequence[str]) -> None:
         """Raise PageRefused unless all of these are runs of the folder."""

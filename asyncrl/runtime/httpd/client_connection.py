@@ -110,7 +110,7 @@ class ClientConnection:
         try:
             known = self._admit([*request.headers])
         except CrowdedError:
-            await self._refuse("busy", 503)
+            await self._refuse("busy", 503, whole=request.method != b"HEAD")
             return False
         exchange = HttpExchange(
             self._http, self._stream, request, keep=known, part_s=self._limits.part_s
@@ -120,15 +120,16 @@ class ClientConnection:
         except Exception as error:  # noqa: BLE001  # it is reported
             # a fault of the application in one request does not affect the next one
             self._report("request", error)
-            await self._refuse("failed", 500)
+            await self._refuse("failed", 500, whole=request.method != b"HEAD")
             return False
         self.refusal = exchange.refusal
         if self.refusal is None and not known and exchange.status >= 400:
             self.refusal = "key" if exchange.status == 401 else "request"
         return exchange.again
 
-    async def _refuse(self, reason: HttpRefusal, status: int) -> None:
-        """Tell the client why this connection is closed, if that is still possible."""
+    async def _refuse(self, reason: HttpRefusal, status: int, *, whole: bool = True) -> None:
+        """Tell the client why this connection is closed, if that is still possible; only by its
+        head unless the answer is `whole`."""
         self.refusal = reason
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
@@ -142,7 +143,7 @@ class ClientConnection:
         with gone, trio.move_on_after(_LINGER_S):
             await self._stream.send_all(
                 self._http.send(head)
-                + self._http.send(h11.Data(data=text))
+                + (self._http.send(h11.Data(data=text)) if whole else b"")
                 + self._http.send(h11.EndOfMessage())
             )
             await self._linger()

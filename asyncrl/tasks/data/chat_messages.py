@@ -75,8 +75,21 @@ def _message(number: int, one: Any) -> dict[str, Any]:
         raise LookupError(
             f"the content of its message {number} is {kind(content)}, and must be a text"
         )
+    if (calls := fields.get("tool_calls")) and not _are_calls(calls):
+        raise LookupError(
+            f"the tool_calls of its message {number} are no list of objects with a function's "
+            "name, as chat templates take them"
+        )
     fields.pop("weight", None)
     return {"role": ROLES[role], "content": content, **fields}
+
+
+def _are_calls(calls: Any) -> bool:
+    """True for calls of tools as chat templates take them, with or without `function`."""
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        return False
+    functions = [call.get("function") or call for call in calls]
+    return all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in functions)
 
 
 def _joined(number: int, parts: Sequence[Any]) -> str | list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 import numpy as np
@@ -29,6 +31,7 @@ from asyncrl.experience import events as e
 from asyncrl.experience.episode import Strand, Turn
 from asyncrl.explain import run_status, summary
 from asyncrl.explain.curve import line_of
+from asyncrl.explain.run_list import run_cells, runs_in
 from asyncrl.explain.run_status import ActorStatus, GroupCounts
 from asyncrl.explain.views.assets import SCRIPTS, STYLES, VENDORED, asset
 from asyncrl.explain.views.flow_part import flow, who_waits
@@ -49,7 +52,7 @@ from asyncrl.runtime.ipc.waits import Waits
 from asyncrl.runtime.run_dir import GAME, IMAGES, METRICS, RUN_TOML, STATUS, SUMMARY
 from asyncrl.tasks.images.kept_images import KeptImages
 from asyncrl.tasks.images.pixels import written_png
-from asyncrl.words import clock
+from asyncrl.words import NONE, clock
 
 KEY = "0123456789abcdef"
 
@@ -96,7 +99,7 @@ async def ask(
     scope = {
         "type": "http",
         "method": method,
-        "path": path,
+        "path": unquote(path),
         "query_string": query.encode(),
         "headers": [(name.encode(), value.encode()) for name, value in named.items()],
     }
@@ -311,7 +314,7 @@ async def test_a_game_has_a_page_and_is_in_the_list_of_its_folder(tmp_path: Path
         assert (await ask(app, f"/run/guess%2Fsolver/{part}")).status == 200
     said = (await ask(app, "/compared/guess%2Fsolver/guess%2Fproposer")).body.decode()
     assert "0.75" in said and "0.25" in said
-    for path in ("/run/guess/", "/run/guess/solver/", "/run/guess%2F..%2Fguess%2Fsolver/"):
+    for path in ("/run/guess/", "/run/guess/none/", "/run/guess%2F..%2Fguess%2Fsolver/"):
         assert (await ask(app, path)).status == 404, path
 
 
@@ -328,6 +331,8 @@ async def test_a_folder_has_a_list_and_the_page_of_each_run(
     make_run(runs / "bare")
     (make_run(runs / "damaged", status=status()) / STATUS).write_text("{")
     (runs / "none").mkdir()
+    make_run(runs / "lr%2f5 50%")
+    make_run(runs / os.fsdecode(b"\xff\xfe"))
     app = PageGate(RunsPage(runs, waits=Waits(), now=lambda: 1e9), key="", port=80)
     said = (await ask(app, "/part/runs")).body.decode()
     found = Parsed(said.replace("<!doctype html><meta charset=utf-8>", "<style></style>"))
@@ -335,7 +340,8 @@ async def test_a_folder_has_a_list_and_the_page_of_each_run(
     for text in ("learns", "killed", "12/100", "0.750", "spell_backward", "damaged", "bare"):
         assert text in found.text
     assert (await ask(app, "/")).status == 200
-    for name in ("learns", "bare", "damaged"):
+    for name in ("learns", "bare", "damaged", "lr%252f5%2050%25"):
+        assert f'href="run/{name}/"' in said
         assert (await ask(app, f"/run/{name}/")).status == 200
         for part in PARTS:
             assert (await ask(app, f"/run/{name}/part/{part}")).status == 200
@@ -348,9 +354,18 @@ async def test_a_folder_has_a_list_and_the_page_of_each_run(
     assert b"damaged" in (await ask(app, "/compared/learns/damaged")).body
     for path in ("learns", "learns/learns", "learns/none", "learns/..", "/".join("abcdefg"), ""):
         assert (await ask(app, f"/compared/{path}")).status == 404, path
+    gone = next(files for files in runs_in(runs) if files.path.name == "bare")
     (runs / "bare").rename(tmp_path / "bare")
+    assert run_cells(gone, 1e9) == (NONE,) * 5
     await trio.sleep(AGAIN_S)
     assert b"no such directory" in (await ask(app, "/run/bare/part/head")).body
+    monkeypatch.setattr(Path, "iterdir", _unreadable)
+    app = PageGate(RunsPage(runs, waits=Waits(), now=lambda: 1e9), key="", port=80)
+    assert b"cannot be read (Permission denied)" in (await ask(app, "/part/runs")).body
+
+
+def _unreadable(folder: Path) -> None:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def test_what_cannot_be_served_is_refused_in_one_sentence(
@@ -365,6 +380,8 @@ def test_what_cannot_be_served_is_refused_in_one_sentence(
             ([str(tmp_path / "file")], "this is not a directory"),
             ([str(tmp_path), "--port", port], f"127.0.0.1:{port} cannot be served"),
             ([str(tmp_path), "--host", "no.such.host.invalid"], "cannot be served"),
+            ([str(tmp_path), "--host", "a..b"], "cannot be served (a host cannot have this name"),
+            ([str(tmp_path), "--host", "x" * 300], "cannot be served (a host cannot have this"),
         ):
             assert main(["page", *arguments]) == 2
             assert said in capsys.readouterr().err

@@ -204,6 +204,8 @@ async def test_an_application_that_fails_costs_one_connection(
         said = await asked(world, request("/fail", headers=KEY))
         assert said.startswith(b"HTTP/1.1 500") and b"secret" not in said
         assert "secret" in caplog.text and world.refused == ["failed"]
+        head = await asked(world, request("/fail", method="HEAD", headers=KEY))
+        assert head.startswith(b"HTTP/1.1 500") and head.endswith(b"\r\n\r\n")
         for _ in range(5):  # one traceback, however often a client has it fail
             await asked(world, request("/fail", headers=KEY))
         assert [record.message for record in caplog.records] == ["a request failed"]
