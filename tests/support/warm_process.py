@@ -247,7 +247,6 @@ def _become(
     """Be a process of asyncrl, in the child, where more than its imports is to be done."""
     if module in (PRELOADED, ACTOR):
         os.setsid()
-    if module in (PRELOADED, ACTOR) or words[:1] == ["merge"]:
         _trace_what_is_compiled()
         _fork_nurseries_of_actors(installed)
     if module == ACTOR:
@@ -270,6 +269,8 @@ def _become(
         globals()["warm"] = own = cache(partial(_of_its_own, installed))
         own()  # while this process has one thread
         sys.modules["warm_process"] = sys.modules["__main__"]
+    if words[:1] == ["merge"]:  # it may evaluate with engines of its own
+        _trace_what_is_compiled()
     if module == SERVER:
         _renumber(descriptors, [int(word) for word in words[:-1]])
     if module in (WORKER, SERVER):
