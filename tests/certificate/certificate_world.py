@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from operator import methodcaller
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.actors.trainer_actor import Write
 from asyncrl.config import Config
-from asyncrl.engines.embedded import EmbeddedEngine
+from asyncrl.engines.embedded import EmbeddedEngine, programs
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.experience import events as e
 from asyncrl.messages import MicroBatch, Prepare, Publish, Save, Scored, Split, TokenCount, Verdict
@@ -91,21 +92,27 @@ def verdict(split: Split, prompt_index: int, ids: bytes) -> Verdict:
     return Scored(judge(prompt_index, np.frombuffer(ids, np.int32).tolist()))
 
 
-def engine_of(model: PreTrainedModel, config: Config, waits: Waits | None = None) -> EmbeddedEngine:
-    """An engine as a rollout actor has it."""
-    return EmbeddedEngine(
-        copy.deepcopy(model),
-        EmbeddedOptions(
-            slots=config.engine.slots,
-            context_tokens=config.engine.context_tokens,
-            chunk_tokens=config.engine.chunk_tokens,
-            stop_ids=frozenset({STOP}),
-            run_seed=config.run.seed,
-            kv=config.engine.kv,
-            packed_from=config.engine.slots + 1,
-        ),
-        idle=waits.idle_for if waits else nullcontext,
-    )
+def engine_of(
+    model: PreTrainedModel, config: Config, waits: Waits | None = None, *, traced: bool = False
+) -> EmbeddedEngine:
+    """An engine as a rollout actor has it; not `traced`, it runs the modules themselves, as it does
+    where a trace does not agree with the model: to trace takes a third of such a run."""
+    with ExitStack() as stack:
+        if not traced:
+            stack.enter_context(mock.patch.object(programs, "_traced", lambda step, _: step))
+        return EmbeddedEngine(
+            copy.deepcopy(model),
+            EmbeddedOptions(
+                slots=config.engine.slots,
+                context_tokens=config.engine.context_tokens,
+                chunk_tokens=config.engine.chunk_tokens,
+                stop_ids=frozenset({STOP}),
+                run_seed=config.run.seed,
+                kv=config.engine.kv,
+                packed_from=config.engine.slots + 1,
+            ),
+            idle=waits.idle_for if waits else nullcontext,
+        )
 
 
 class RealLearner:
@@ -225,16 +232,16 @@ class Staged:
 
 
 class RealWorld(ScriptedWorld):
-    """One run, in real time."""
+    """One run, in real time; with `traced` engines, or others."""
 
-    def __init__(self, config: Config, model: PreTrainedModel) -> None:
+    def __init__(self, config: Config, model: PreTrainedModel, *, traced: bool = False) -> None:
         super().__init__(config)
-        self._model = model
+        self._model, self._traced = model, traced
         self.learner: RealLearner = RealLearner(model, config)  # type: ignore[assignment]
         self.verifiers = ScriptedVerifiers(verdict, 0.0)
 
     def make_engine(self, process: SimProcess) -> EmbeddedEngine:
-        return engine_of(self._model, self.config, process.waits)
+        return engine_of(self._model, self.config, process.waits, traced=self._traced)
 
     async def receive(self, index: int, message: Prepare) -> Staged:
         await trio.lowlevel.checkpoint()

@@ -76,8 +76,8 @@ def told(config: Config, **others: object) -> Rules:
     return Rules(**values | {"lo": 0.5, "hi": 5.0} | others)
 
 
-async def run(config: Config) -> RealWorld:
-    world = RealWorld(config, random_model())
+async def run(config: Config, *, traced: bool = False) -> RealWorld:
+    world = RealWorld(config, random_model(), traced=traced)
     with trio.fail_after(60):
         outcome = await world.run()
     assert outcome.ok, outcome
@@ -110,7 +110,7 @@ SHAPES: dict[str, dict[str, dict[str, object]]] = {
 async def test_pain_14_at_lag_0_tokens_losses_and_weights_are_those_of_a_plain_loop(
     shape: str, plain: Outcome
 ) -> None:
-    world = await run(short(**SHAPES[shape]))
+    world = await run(short(**SHAPES[shape]), traced=shape == "one engine")
     assert world.responses() == plain.responses and len(plain.responses) == 5 * 2 * 4
     assert (
         world.learner.losses == pytest.approx(plain.losses, abs=ROUNDING)

@@ -228,7 +228,7 @@ def test_versions_differ_enough_to_be_told_apart() -> None:
     weights = {}
     for kind in KINDS:
         learner = Learner(build("qwen3"), TRAIN, settings(kind), TEMPERATURE)
-        seen = train(learner, Story(0), range(STEPS), [])
+        seen = train(learner, Story(0), range(3), [])  # until there is a lag of 2
         weights[kind] = seen[-1][0]["model.layers.0.mlp.up_proj.weight"]
     for one in KINDS:
         for other in KINDS:
@@ -320,7 +320,7 @@ def test_scores_of_rollouts_that_do_not_live_are_forgotten() -> None:
 
 @pytest.mark.explore
 @pytest.mark.parametrize("kind", ["boundary", "snapshot"])
-@pytest.mark.parametrize("cut", range(1, STEPS))
+@pytest.mark.parametrize("cut", [1, STEPS - 1])
 def test_a_learner_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
     kind: str, cut: int, tmp_path: Path
 ) -> None:
