@@ -18,6 +18,56 @@ from asyncrl.config.losses import minibatch_rule_of, updates
 from asyncrl.config.selection_names import CURRICULA
 
 DOCS = Path(__file__).parents[2] / "docs"
+TESTS = """
+APRIL | actors/test_flow.py
+AReaL, in-flight updates | staleness/test_admission.py
+Periodic asynchrony | actors/test_lag_0.py
+AsyncFlow; tree training | actors/test_coordinator.py training/test_prefix_tree.py
+SeamlessFlow | agents/gateway/test_gateway.py actors/test_lent_engines.py
+Universal Checkpointing | runs/test_trainer_ranks.py
+Missing Old Logits | training/test_proximal_policies.py
+VCPO | staleness/test_vcpo.py
+FedStale | staleness/test_correction.py
+SRPO | config/test_research_recipes.py
+DARS-B; BroRL | config/test_research_recipes.py simulation/test_broad_groups.py
+DRIVE | config/test_research_recipes.py agents/test_paper_examples.py
+SeeUPO | training/test_seeupo.py
+DARS | algorithms/selection/test_growth.py
+XRPO's stages | algorithms/selection/test_growth.py
+GDRO's sizes | algorithms/selection/test_group_size.py
+DART | algorithms/selection/test_group_size.py actors/test_pruning.py actors/test_imports.py
+ARRoL | algorithms/selection/test_prune.py actors/test_pruning.py
+Selective Rollout | algorithms/selection/test_prune.py actors/test_pruning.py
+BranchGRPO, ECHO, LATR | actors/test_forking.py bench/test_branching.py
+C3PO++ | config/test_research_recipes.py
+PACED | algorithms/test_group_weight.py training/test_kl_terms.py
+DOTS | algorithms/selection/
+VADE | algorithms/selection/
+MSSR | algorithms/test_history_baseline.py staleness/test_entropy_weights.py
+V0.5 | algorithms/test_history_baseline.py algorithms/selection/test_growth.py
+HGPO, GiGPO | algorithms/test_same_state.py
+GDPO | algorithms/test_gdpo_weights.py
+MC-GRPO | algorithms/test_advantages.py
+D3S, tokens | staleness/test_abs_advantage_entropy.py
+KAT-Coder | actors/test_error_masked.py agents/test_paper_examples.py
+FAPO | agents/test_paper_examples.py
+OTR | agents/test_paper_examples.py
+ReEx-SQL | agents/test_paper_examples.py
+SAGE | agents/test_paper_examples.py
+SPA-RL | agents/test_paper_examples.py
+rStar2 | agents/test_paper_examples.py
+SWE-Next, SWE-rebench V2, DARE-bench: an image per row | agents/test_paper_examples.py
+LUFFY; Self-Improving Pretraining | actors/test_imports.py staleness/test_entropy_weights.py
+ECHO, shaping | staleness/test_entropy_weights.py
+SAPO | tasks/test_shared_groups.py actors/test_imports.py
+UI-S1's patches | agents/test_screens.py
+GRPO-RoC | algorithms/selection/test_keep.py
+TreePS-RAG, Tree-GRPO, TreeRL; MedS3 by `to_go` | algorithms/test_below.py
+LongCat, fusion of domains; task arithmetic | training/test_merged_weights.py
+Agnostics | tasks/test_program_languages.py
+Jet-RL | training/test_rounding.py
+"""
+"""The tests of each row of the page, below tests/."""
 
 
 def block(page: str, heading: str) -> str:
@@ -99,15 +149,19 @@ def test_drive_keeps_the_hardest_in_its_second_stage(
     sys.modules.pop("drive", None)
 
 
-def test_each_setting_and_file_that_the_page_names_is_there() -> None:
+def test_each_setting_and_file_that_the_page_names_is_there_and_each_row_has_its_test() -> None:
     page = (DOCS / "research.md").read_text()
     settings = set(re.findall(rf"`((?:{'|'.join(SECTIONS)})\.\w+)\b", page))
     files = re.findall(r"\]\(examples/papers/(\w+\.py)\)", page)
     assert len(settings) > 10 and settings <= FIELDS.keys()
     assert {path.name for path in (DOCS / "examples/papers").glob("*.py")} == set(files)
     works = page.split("## What works")[1].split("\n## ")[0]
-    for row in re.findall(r"^\| (?!system|---)(.+) \|$", works, re.M):
-        assert row.split(" | ")[1].strip(), row
+    rows = [row.split(" | ") for row in re.findall(r"^\| (?!system|---)(.+) \|$", works, re.M)]
+    assert all(settings.strip() for _, settings, *_ in rows)
+    tests = dict(line.split(" | ") for line in TESTS.strip().splitlines())
+    assert [*tests] == [system for system, *_ in rows]
+    for names in tests.values():
+        assert all((DOCS.parent / "tests" / name).exists() for name in names.split()), names
 
 
 def test_c3po_stops_at_its_tokens_and_goes_on_with_the_rest_three_times(tmp_path: Path) -> None:
