@@ -37,7 +37,7 @@ from asyncrl.sizing.effort import (
     tempo_of,
 )
 from asyncrl.sizing.meter import Measured, Meter
-from asyncrl.sizing.modelled import ModelledWorld, live, rare_collections
+from asyncrl.sizing.modelled import PROMPTS, ModelledWorld, live, rare_collections
 
 LONGEST = 400
 """Simulated tokens of the longest response, about, if it has more."""
@@ -135,7 +135,7 @@ def scaled(
     replace = msgspec.structs.replace
     small = replace(
         config,
-        task=replace(config.task, eval_size=0, train_size=10**6, epochs=0),
+        task=replace(config.task, eval_size=0, train_size=PROMPTS, epochs=0),
         engine=replace(
             engine,
             chunk_tokens=-(-longest // chunks),

@@ -45,6 +45,9 @@ from asyncrl.tasks.prompt import Prompt
 
 GROUPS, MEMBERS = 64, 8
 """Groups of a step, and members of a group."""
+PROMPTS = 10**5
+"""Prompts of a modelled run, whose order is drawn at its start: ten times as many take half a
+second."""
 BLOCK = 32
 """Prompts of which exactly the modelled share passes the filter."""
 LIMIT_S = 1e7
@@ -57,7 +60,7 @@ def configured(engines: int, slots: int, longest: int, **sections: dict[str, obj
     if that is ten times the mean. `sections` add settings, or change these. Raises ConfigError
     for settings that contradict each other."""
     settings: dict[str, dict[str, object]] = {
-        "task": {"eval_size": 0, "train_size": 10**6},
+        "task": {"eval_size": 0, "train_size": PROMPTS},
         "engine": {
             "kind": "scripted",
             "slots": slots,

@@ -30,7 +30,7 @@ from asyncrl.simulation.sim_process import SimProcess
 from asyncrl.simulation.task_order import replayable
 from asyncrl.simulation.virtual_clock import VirtualClock
 from asyncrl.sizing.meter import LedgerChecker
-from asyncrl.sizing.modelled import rare_collections
+from asyncrl.sizing.modelled import PROMPTS, rare_collections
 
 MEDIAN, TAIL = 300.0, 0.45
 SHORTEST, LONGEST = 16, 1200
@@ -64,7 +64,7 @@ def configured(engines: int, seed: int, *, agents: bool = False) -> Config:
     return msgspec.convert(
         {
             "agent": played if agents else {},
-            "task": {"eval_size": 0, "train_size": 10**6},
+            "task": {"eval_size": 0, "train_size": PROMPTS},
             "engine": {
                 "kind": "scripted",
                 "slots": SLOTS,
