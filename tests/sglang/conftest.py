@@ -10,9 +10,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from real_sglang import PYTHON, SEED, START_S, Server, running
+from real_sglang import MODULES, PYTHON, SEED, START_S, Server, running
+from warm_process import launch_of
 
 from asyncrl.bundled.bundled_model import new_model, write_tokenizer
+from asyncrl.engines.servers.server_process import ServerLaunch
+from asyncrl.engines.sglang.sglang_launch import environment
 
 USERS = {"sglang_server", "sglang_start", "sglang_last"}
 
@@ -35,6 +38,16 @@ def sglang_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     new_model(SEED).save_pretrained(directory)
     write_tokenizer(directory)
     return directory
+
+
+@pytest.fixture(scope="session")
+def sglang_launch(sglang_model: Path) -> Iterator[tuple[str, ...]]:
+    """`engine.sglang.launch` of runs: the same server, without its imports."""
+    if not PYTHON.exists():
+        pytest.skip("`make sglang-cpu` builds .venv-sglang")
+    of_a_run = ServerLaunch((str(PYTHON),), str(sglang_model), "float32", "cpu", 1, 128)
+    with launch_of(str(PYTHON), MODULES, environment(of_a_run, [0])) as launch:
+        yield launch
 
 
 @pytest.fixture

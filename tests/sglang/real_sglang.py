@@ -22,7 +22,9 @@ from asyncrl.runtime.processes.machine import free_port
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-sglang" / "bin" / "python"
 LAUNCH = (str(PYTHON), forked_server.__file__)
-"""`engine.sglang.launch` of runs: the same server, which starts in a third of the time."""
+"""The same server, which starts in a third of the time."""
+MODULES = ("sglang.launch_server", "sglang.srt.entrypoints.http_server")
+"""Modules of a server and its schedulers that take a second of a core or more to import."""
 SEED = 11
 START_S = 300.0
 

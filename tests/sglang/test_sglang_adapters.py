@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-from real_sglang import LAUNCH, PYTHON
 from train_support import command, tiny_model, train
 
 from asyncrl.explain import summary
@@ -22,8 +21,9 @@ a run of the embedded engine."""
 STEPS = 6
 
 
-@pytest.mark.skipif(not PYTHON.exists(), reason="`make sglang-cpu` builds .venv-sglang")
-def test_a_server_decodes_with_what_adapters_and_base_make(tmp_path: Path) -> None:
+def test_a_server_decodes_with_what_adapters_and_base_make(
+    sglang_launch: tuple[str, ...], tmp_path: Path
+) -> None:
     """Checksums of the server's own tensors and a canary are looked at by each load: one wrong
     weight ends the actor."""
     model, run = tiny_model(tmp_path / "m"), tmp_path / "run"
@@ -43,7 +43,7 @@ def test_a_server_decodes_with_what_adapters_and_base_make(tmp_path: Path) -> No
         task__eval_size=0,
         model__lora__rank=4,
         engine__kind="sglang",
-        engine__sglang__launch=[*LAUNCH],
+        engine__sglang__launch=[*sglang_launch],
         engine__context_tokens=128,
         train__steps=STEPS,
         train__lr=2e-2,

@@ -8,7 +8,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from real_sglang import LAUNCH, PYTHON
 from served_families import FAMILIES, KINDS, built
 from train_support import (
     command,
@@ -32,8 +31,9 @@ GUARD = "asyncrl.engines.servers.guarded_command"
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.skipif(not PYTHON.exists(), reason="`make sglang-cpu` builds .venv-sglang")
-def test_two_servers_are_sent_each_version_by_the_trainer_and_outlive_it(tmp_path: Path) -> None:
+def test_two_servers_are_sent_each_version_by_the_trainer_and_outlive_it(
+    sglang_launch: tuple[str, ...], tmp_path: Path
+) -> None:
     """Checksums of the servers' own tensors, each expert's too, and the canary are looked at each
     time: one wrong weight ends an actor. The next trainer, and the next launcher, find the servers
     that there are. These return the experts of tokens, with which the trainer computes."""
@@ -44,7 +44,7 @@ def test_two_servers_are_sent_each_version_by_the_trainer_and_outlive_it(tmp_pat
         model,
         run,
         engine__kind="sglang",
-        engine__sglang__launch=[*LAUNCH],
+        engine__sglang__launch=[*sglang_launch],
         engine__context_tokens=128,
         publication__path="direct",
         publication__bucket_bytes=1 << 20,

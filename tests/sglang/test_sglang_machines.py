@@ -6,7 +6,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from real_sglang import LAUNCH, PYTHON
 from served_families import FAMILIES, KINDS, LINEAR, built
 from train_support import (
     command,
@@ -35,9 +34,10 @@ def servers(folder: Path) -> list[int]:
     return [pid for pid, argv in command_lines() if model in argv]
 
 
-@pytest.mark.skipif(not PYTHON.exists(), reason="`make sglang-cpu` builds .venv-sglang")
 @pytest.mark.parametrize("path", ["staged", pytest.param("direct", marks=pytest.mark.soak)])
-def test_a_machine_brings_its_server_and_takes_it_along(tmp_path: Path, path: str) -> None:
+def test_a_machine_brings_its_server_and_takes_it_along(
+    sglang_launch: tuple[str, ...], tmp_path: Path, path: str
+) -> None:
     """The model is Qwen3.5, with linear attention: every byte of each version that the server does
     not compute itself is compared."""
     run, one, two, model = (tmp_path / name for name in ("run", "one", "two", "m"))
@@ -49,7 +49,7 @@ def test_a_machine_brings_its_server_and_takes_it_along(tmp_path: Path, path: st
         cluster__kind="agents",
         cluster__agents=2,
         engine__kind="sglang",
-        engine__sglang__launch=[*LAUNCH],
+        engine__sglang__launch=[*sglang_launch],
         engine__sglang__arguments=[*LINEAR["sglang"]],
         engine__context_tokens=128,
         publication__path=path,

@@ -1,8 +1,9 @@
 """A real server whose processes are forked: `forked_server.py -m MODULE …`, or `… FILE …`.
 
 SGLang and vLLM spawn two more processes each, which import everything again: 20 of the 33 seconds
-of processor time that a start takes. SGLang's server that tests share is started as a run starts
-one.
+of processor time that a start takes. The servers of runs, and vLLM's that tests share, are forked
+themselves (`warm_process.launch_of`), which leaves two. SGLang's server that tests share is started
+as a run starts one, and one of two ranks with its imports.
 """
 
 from __future__ import annotations

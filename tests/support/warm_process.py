@@ -28,7 +28,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import trio
@@ -158,9 +158,14 @@ class Popen(subprocess.Popen[Any]):
 
 
 @contextmanager
-def warm_of(python: str, modules: Sequence[str], *paths: str) -> Iterator[type[Popen]]:
-    """Starts of another Python by forks of a warm process of it that has imported the modules.
-    Theirs, and the test's own, are in `paths`."""
+def another(
+    python: str,
+    modules: Sequence[str],
+    *paths: str,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Warm]:
+    """A warm process of another Python that has imported the modules, with these variables. The
+    folders of modules, and of the test's own, are in `paths`."""
     address = f"asyncrl-tests-{os.getpid()}-{len(python)}"
     argv = [python, str(Path(__file__).with_name("warm_server.py"))]
     path = os.pathsep.join([str(Path(__file__).parent), *paths])
@@ -169,22 +174,41 @@ def warm_of(python: str, modules: Sequence[str], *paths: str) -> Iterator[type[P
         listener.listen(64)
         process = subprocess.Popen(
             [*argv, str(listener.fileno()), "." * TITLE_BYTES, *modules],
-            env=os.environ | {"PYTHONPATH": path},
+            env={**os.environ, **variables, "PYTHONPATH": path},
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )
-    known = Warm(process.pid, address, {name: os.environ.get(name) for name in FIXED}, None)
-
-    class PopenOfAnother(Popen):
-        def warm(self) -> Warm:
-            return known
-
-    PopenOfAnother.python = python
     try:
-        yield PopenOfAnother
+        yield Warm(process.pid, address, {name: os.environ.get(name) for name in FIXED}, None)
     finally:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def warm_of(python: str, modules: Sequence[str], *paths: str) -> Iterator[type[Popen]]:
+    """Starts of another Python by forks of a warm process of it (`another`)."""
+    with another(python, modules, *paths) as known:
+
+        class PopenOfAnother(Popen):
+            def warm(self) -> Warm:
+                return known
+
+        PopenOfAnother.python = python
+        yield PopenOfAnother
+
+
+@contextmanager
+def launch_of(
+    python: str, modules: Sequence[str], variables: Mapping[str, str]
+) -> Iterator[tuple[str, ...]]:
+    """A `launch` of servers of another Python: its servers are forked (`forked_server.py`), from a
+    warm process of it that has imported the modules, and end with who starts them."""
+    here = Path(__file__)
+    served = ("forked_server", *modules)
+    with another(python, served, str(here.parents[2]), variables=variables) as known:
+        client = [sys.executable, "-I", "-S", str(here.with_name("warm.py"))]
+        yield *client, known.address, "forked_server"
 
 
 def run(

@@ -19,6 +19,7 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -49,7 +50,7 @@ def main() -> None:
         importlib.import_module(module)
     freeze()
     set_title(["a-warm-process-of-another-python"])
-    serve(socket.socket(fileno=int(sys.argv[1])), installed)
+    serve(socket.socket(fileno=int(sys.argv[1])), installed, bound=True)
 
 
 def not_named() -> list[str]:
@@ -66,9 +67,13 @@ def freeze() -> None:
 
 
 def serve(
-    listener: socket.socket, installed: list[str], special: Special = lambda *_: None
+    listener: socket.socket,
+    installed: list[str],
+    special: Special = lambda *_: None,
+    *,
+    bound: bool = False,
 ) -> NoReturn:
-    """Fork what is asked for."""
+    """Fork what is asked for. What is `bound` ends with who waits for its exit code."""
     while True:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:  # who told an exit code
@@ -76,7 +81,9 @@ def serve(
         connection, _ = listener.accept()
         text, descriptors, _, _ = socket.recv_fds(connection, REQUEST_BYTES, DESCRIPTORS)
         request = json.loads(text) if text else None
-        if request is not None and forked(connection, request["adopts"]):
+        if request is not None:
+            request["bound"] = bound and not request["adopts"]
+        if request is not None and forked(connection, request["adopts"], request["bound"]):
             connection.close()
             listener.close()
             become(request, descriptors, installed, special)
@@ -85,7 +92,7 @@ def serve(
         connection.close()
 
 
-def forked(connection: socket.socket, adopts: bool) -> bool:
+def forked(connection: socket.socket, adopts: bool, bound: bool) -> bool:
     """True in the child. The other side `adopts` it, and hears its process id then; or else hears
     its exit code when it has ended."""
     reading, writing = os.pipe()
@@ -101,6 +108,8 @@ def forked(connection: socket.socket, adopts: bool) -> bool:
                 select.select([between], [], [])
             os.close(between)
             return True
+        if bound:
+            end_with_client(child, connection)
         if not adopts:
             connection.send(str(reap(child)).encode())
         os._exit(0)
@@ -111,6 +120,15 @@ def forked(connection: socket.socket, adopts: bool) -> bool:
         os.waitpid(middle, 0)  # from here on it is the other side's
         connection.send(said)
     return False
+
+
+def end_with_client(child: int, connection: socket.socket) -> None:
+    """Return when the child has ended; kill it when the other side has."""
+    ended = os.pidfd_open(child)
+    if ended not in select.select([ended, connection], [], [])[0]:
+        os.kill(child, signal.SIGKILL)
+        reap(child)
+        os._exit(0)
 
 
 def become(
@@ -128,10 +146,24 @@ def become(
     module, words = request["module"], request["words"]
     streams, more = streams[:3], streams[3:]
     renew(request["environment"], streams, installed)
+    if request["bound"]:
+        bind()
     sys.argv = [module, *words]
     set_title([sys.executable, "-m", *sys.argv])
     special(module, words, more)
     end_with(partial(runpy.run_module, module, run_name="__main__", alter_sys=True))
+
+
+def bind() -> None:
+    """Lead a session that ends with its parent: whatever is forked here ends with who forked it."""
+    os.setsid()
+    prctl = ctypes.CDLL(None).prctl
+
+    def end_with_parent() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    end_with_parent()
+    os.register_at_fork(after_in_child=end_with_parent)
 
 
 def enter(network: str) -> None:
@@ -177,6 +209,7 @@ def renew(variables: Mapping[str, str], streams: Sequence[int], installed: list[
         os.dup2(descriptor, place)
     for descriptor in {*streams} - {0, 1, 2}:
         os.close(descriptor)
+    tempfile.tempdir = None  # of TMPDIR
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout, sys.stderr = stream(1, sys.stdout), stream(2, sys.stderr)
 

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import trio
-from real_vllm import PYTHON, START_S, SharedServer, started
+from real_vllm import MODULES, PYTHON, START_S, SharedServer, launch, started
+from warm_process import launch_of
 
 from asyncrl.bundled.bundled_model import new_model, write_tokenizer
 from asyncrl.engines.servers.errors import ServerError
 from asyncrl.engines.vllm.vllm_client import VllmClient
+from asyncrl.engines.vllm.vllm_launch import environment
 
 SEED = 11
 
@@ -47,13 +49,21 @@ def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def vllm_shared(
-    vllm_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SharedServer]:
-    """The server that all tests share. Tests leave it ready and empty."""
+def vllm_launch(vllm_model: Path) -> Iterator[tuple[str, ...]]:
+    """`engine.vllm.launch` of runs: the same server, without its imports."""
     if not PYTHON.exists():
         pytest.skip("there is no environment for vLLM here; `make vllm-cpu` builds .venv-vllm")
-    with started(vllm_model, tmp_path_factory.mktemp("vllm_log") / "server.log") as server:
+    with launch_of(str(PYTHON), MODULES, environment(launch(vllm_model))) as forked:
+        yield forked
+
+
+@pytest.fixture(scope="session")
+def vllm_shared(
+    vllm_model: Path, vllm_launch: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedServer]:
+    """The server that all tests share. Tests leave it ready and empty."""
+    log = tmp_path_factory.mktemp("vllm_log") / "server.log"
+    with started(vllm_model, log, vllm_launch) as server:
         yield server
 
 

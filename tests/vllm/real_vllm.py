@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import forked_server
 import httpx2
 
 from asyncrl.engines.servers.server_process import ServerLaunch
@@ -20,8 +19,12 @@ from asyncrl.engines.vllm.vllm_launch import URL, address, command, environment
 from asyncrl.own_folder import own_folder
 
 PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
-LAUNCH = (str(PYTHON), forked_server.__file__)
-"""The same server, which starts in a third of the time."""
+MODULES = (
+    "vllm.entrypoints.openai.api_server",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+)
+"""Modules of a server and its engine that take a second of a core or more to import."""
 START_S = 300.0
 SLOTS, CONTEXT = 4, 512
 
@@ -42,11 +45,11 @@ def launch(
 
 
 @contextmanager
-def started(model: Path, log: Path) -> Iterator[SharedServer]:
+def started(model: Path, log: Path, python: tuple[str, ...]) -> Iterator[SharedServer]:
     """A server from its start until the end of its process group."""
     held = ExitStack()
     folder = held.enter_context(own_folder("test"))
-    at, what = address(folder), launch(model, python=LAUNCH)
+    at, what = address(folder), launch(model, python=python)
     socket = Path(at.socket)
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -50,10 +50,10 @@ def read(
 @pytest.mark.explore
 @pytest.mark.slow
 def test_rows_are_those_of_the_wheel_from_the_position_that_was_asked_for(
-    vllm_python: Path,
+    vllm_launch: tuple[str, ...],
 ) -> None:
     """A prompt of 5 tokens, of which the last position predicts the first of 7 new tokens."""
-    command = [str(vllm_python), str(TINY), "5", "4", "7"]
+    command = [*vllm_launch, str(TINY), "5", "4", "7"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=TINY.parent)
     event = read(done.stdout.split()[-1], 7)
     expected = [

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
-from real_vllm import LAUNCH, START_S, launch
+from real_vllm import START_S, launch
 from served_families import FAMILIES, KINDS, built
 from train_support import command as train_command
 from train_support import (
@@ -148,7 +148,7 @@ def session(pid: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.timeout(2 * START_S)
 def test_a_run_decodes_in_a_server_that_is_given_each_version(
-    vllm_python: Path, tmp_path: Path
+    vllm_launch: tuple[str, ...], tmp_path: Path
 ) -> None:
     """The model is Qwen3.5, whose linear attention vLLM computes in bfloat16 alone; every byte of
     each version is compared."""
@@ -160,7 +160,7 @@ def test_a_run_decodes_in_a_server_that_is_given_each_version(
         run,
         model__dtype="bfloat16",
         engine__kind="vllm",
-        engine__vllm__launch=[*LAUNCH],
+        engine__vllm__launch=[*vllm_launch],
         engine__context_tokens=128,
         publication__bucket_bytes=1 << 20,
         train__steps=3,
@@ -178,7 +178,7 @@ def test_a_run_decodes_in_a_server_that_is_given_each_version(
 @pytest.mark.slow
 @pytest.mark.timeout(4 * START_S)
 def test_a_run_goes_on_when_a_server_the_coordinator_and_the_launcher_are_killed(
-    vllm_python: Path, tmp_path: Path
+    vllm_launch: tuple[str, ...], tmp_path: Path
 ) -> None:
     """A server that was killed is started again; the others outlive whoever is killed, and are
     taken over. One of the two is lent, and works while the trainer waits. The model is a mixture of
@@ -188,7 +188,7 @@ def test_a_run_goes_on_when_a_server_the_coordinator_and_the_launcher_are_killed
         tiny_moe(tmp_path / "model"),
         run,
         engine__kind="vllm",
-        engine__vllm__launch=[*LAUNCH],
+        engine__vllm__launch=[*vllm_launch],
         engine__context_tokens=128,
         rollout__actors=2,
         rollout__lent_actors=1,
