@@ -98,7 +98,7 @@ def test_an_engine_that_dies_in_a_transfer_and_a_rank_that_dies_in_a_step_change
     assert "trainer-1 was killed by SIGKILL" in shown and "trainer-1 was lost" in shown
     told = " ".join(shown.split())
     assert "trainer-1 keeps failing, and is left out." in told
-    assert "goes on with 1 of 2 ranks: this machine has 2 cores, without 1 for ranks" in told
+    assert "continues with 1 of 2 ranks: this machine has 2 cores, without 1 for ranks" in told
     assert not processes(run)
     assert summary.read(run / SUMMARY).restarts == {"trainer": FAILED_LIVES}
     finished(run)
@@ -222,7 +222,7 @@ def test_a_run_whose_machine_has_a_core_less_goes_on_with_a_rank_less(
         assert "trainer-1" not in processes(run)
         code, shown, said = end(process)
     assert code == 0, shown + said
-    assert "goes on with 1 of 2 ranks: this machine has 1 core." in " ".join(shown.split())
+    assert "continues with 1 of 2 ranks: this machine has 1 core." in " ".join(shown.split())
     assert "ranks = 1" in (run / RUN_TOML).read_text()
     finished(run)
 
