@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from asyncrl.actors.agent_openings import AgentOpenings
 from asyncrl.actors.agent_pool import AgentAttempt, Told, open_agent_pool
 from asyncrl.actors.agent_starts import AgentStarts, starts_of
-from asyncrl.actors.agents_actor import Asking, EpisodePlayer, Player
+from asyncrl.actors.agents_actor import Asking, EpisodePlayer, Player, PromptFacts
 from asyncrl.actors.elsewhere import ElsewherePool
 from asyncrl.actors.entry_images import EntryImages
 from asyncrl.actors.episode_sockets import EpisodeSockets, private_folder
@@ -51,7 +51,7 @@ from asyncrl.sandbox.boxes.box_settings import BoxSettings
 from asyncrl.sandbox.boxes.open_boxes import BoxOrigin, refuse_without_provider
 from asyncrl.sandbox.enders import Enders
 from asyncrl.sandbox.opened import SCRATCH
-from asyncrl.tasks import TaskError, open_task
+from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.entry import entry_of
 from asyncrl.tasks.images.kept_images import KeptImages
 from asyncrl.tasks.images.vision_model import VisionModel
@@ -91,38 +91,15 @@ async def open_episodes(
     agent = config.agent
     sessions = PlayedSessions(read_private(run / GATEWAY_KEY, 1024))
     tokenizer = await trio.to_thread.run_sync(chat_tokenizer, initial)
-    task = await trio.to_thread.run_sync(open_task, config.task, config.run.seed)
-    shown = await trio.to_thread.run_sync(call_images, config, run, initial, tokenizer)
-    limits = settings(config, tokenizer.sampled, shown if isinstance(shown, str) else "")
-    gateway = await trio.to_thread.run_sync(
-        Gateway,
-        sessions,
-        tokenizer,
-        limits,
-        waits,
-        reporter.count,
-        None if isinstance(shown, str) else shown,
+    prompt = _prompts(
+        await trio.to_thread.run_sync(open_task, config.task, config.run.seed), tokenizer
     )
-    if gateway.format.refusal:
-        logger.warning("calls that offer tools are refused: %s", gateway.format.refusal)
-    elif gateway.format.calls is not None:
-        logger.info("calls of tools are read in the form of %s", gateway.format.calls.name)
+    gateway = await _gateway(config, run, initial, tokenizer, sessions, waits, reporter)
     images = await _images(config, run, waits)
     offers = Offers() if agent.run == PLAYED_ELSEWHERE else None
     models = await trio.to_thread.run_sync(keyed_models, agent)
-    reading = trio.CapacityLimiter(1)
     keeping = DiskWaits(sessions.say, waits)
     seats = Seats(sessions.say, keeping, waits) if agent.run == PLAYED_BY_HOST else None
-
-    async def prompt(
-        split: Split, prompt_index: int
-    ) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
-        def read() -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
-            asked = task.prompt(split, prompt_index)
-            text = tokenizer.decode(asked) if isinstance(asked, list) else text_of(asked)
-            return text, entry_of(task, split, prompt_index), messages_with_images(asked)
-
-        return await trio.to_thread.run_sync(read, limiter=reading, abandon_on_cancel=True)
 
     def refused(refusal: HttpRefusal) -> None:
         reporter.count(f"agents_refused_{refusal}")
@@ -185,6 +162,46 @@ async def open_episodes(
                 sessions,
             )
             nursery.cancel_scope.cancel()
+
+
+async def _gateway(
+    config: Config,
+    run: Path,
+    initial: Path,
+    tokenizer: Tokenizer,
+    sessions: PlayedSessions,
+    waits: Waits,
+    reporter: Reporter,
+) -> Gateway:
+    """The gateway for the model in `initial`."""
+    shown = await trio.to_thread.run_sync(call_images, config, run, initial, tokenizer)
+    blind, images = (shown, None) if isinstance(shown, str) else ("", shown)
+    limits = settings(config, tokenizer.sampled, blind)
+    gateway = await trio.to_thread.run_sync(
+        Gateway, sessions, tokenizer, limits, waits, reporter.count, images
+    )
+    if gateway.format.refusal:
+        logger.warning("calls that offer tools are refused: %s", gateway.format.refusal)
+    elif gateway.format.calls is not None:
+        logger.info("tool calls are read in the form of %s", gateway.format.calls.name)
+    return gateway
+
+
+def _prompts(task: Task, tokenizer: Tokenizer) -> PromptFacts:
+    """Reads the prompts of a task, one at a time, in a thread."""
+    reading = trio.CapacityLimiter(1)
+
+    async def prompt(
+        split: Split, prompt_index: int
+    ) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
+        def read() -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
+            asked = task.prompt(split, prompt_index)
+            text = tokenizer.decode(asked) if isinstance(asked, list) else text_of(asked)
+            return text, entry_of(task, split, prompt_index), messages_with_images(asked)
+
+        return await trio.to_thread.run_sync(read, limiter=reading, abandon_on_cancel=True)
+
+    return prompt
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -77,7 +77,7 @@ class _Asking:
 
 
 class Judge:
-    """A judge that is asked over `http`. `draw` spreads pauses. It is made by `open_judge`."""
+    """A judge that is asked over `http`. It is made by `open_judge`."""
 
     def __init__(
         self,
@@ -88,7 +88,6 @@ class Judge:
         waits: Waits,
         *,
         key: str = "",
-        draw: Callable[[], float] = random.random,
     ) -> None:
         self._judge, self._limits, self._http, self._cache = judge, limits, http, cache
         self._form = form_of(judge)
@@ -98,7 +97,7 @@ class Judge:
         self._places = trio.Semaphore(limits.concurrency)
         self._turn = trio.Lock()
         self._asking: dict[str, _Asking] = {}
-        self._waits, self._key, self._draw = waits, key, draw
+        self._waits, self._key = waits, key
         self._told = set[str]()
         self.requests = 0
         """Requests that were sent."""
@@ -167,7 +166,7 @@ class Judge:
                 read = 0
                 for attempt in range(self._limits.retries + 1):
                     if attempt:
-                        await trio.sleep(pause_s(attempt, self._draw()))
+                        await trio.sleep(pause_s(attempt, random.random()))
                     outcome = await self._request(form, request)
                     if isinstance(outcome, Reading):
                         self.answered = True

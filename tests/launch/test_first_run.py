@@ -101,7 +101,7 @@ def test_a_file_that_is_there_is_left(here: Path, capsys: pytest.CaptureFixture[
     (here / "run.toml").write_text("mine")
     assert main(["init"]) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "run.toml: this exists already" in said
+    assert said.count("\n") == 1 and "run.toml: this already exists" in said
     assert (here / "run.toml").read_text() == "mine"
 
 

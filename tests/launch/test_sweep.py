@@ -37,7 +37,7 @@ def test_a_dead_run_is_swept_and_what_is_left_is_said(
         "directory work: ended",
         "remote i-8 (nobody): there is no adapter for the provider nobody",
     }
-    assert last == "1 of 3 are left: look at them, and sweep again."
+    assert last == "1 of 3 are left: check them, and sweep again."
     assert away.read_text() == "gone" and not (run / "scratch" / "work").exists()
     assert [found.opened for found in left(run)] == [unknown]
     next(left(run)).forget()

@@ -43,8 +43,8 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("least", "count", "later", "ranks", "said"),
     [
-        (0, 0, 0, 4, "goes on with 4 of 12 ranks"),
-        (5, 1, 0, 8, "goes on with 8 of 12 ranks"),
+        (0, 0, 0, 4, "continues with 4 of 12 ranks"),
+        (5, 1, 0, 8, "continues with 8 of 12 ranks"),
         (5, 0, 1, 8, "train.min_ranks is 5: it waits for machines."),
         (5, 0, 0, None, "The run ends: 4 of 12 ranks are left, and train.min_ranks is 5;"),
         (9, 0, 1, None, "The run ends: 8 of 12 ranks are left, and train.min_ranks is 9;"),

@@ -49,7 +49,11 @@ def test_a_teacher_of_texts_is_refused(tmp_path: Path) -> None:
     )  # fmt: skip
     for teacher, refused in (("model", False), ("text", True)):
         settings = config(*own, f"teacher.path={tmp_path / teacher}", "rollout.max_new_tokens=4")
-        with pytest.raises(ConfigError, match=r"teacher\.path is no") if refused else nullcontext():
+        with (
+            pytest.raises(ConfigError, match=r"teacher\.path does not read")
+            if refused
+            else nullcontext()
+        ):
             check_prompts(settings, open_task(settings.task, 0))
 
 

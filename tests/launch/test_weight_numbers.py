@@ -122,4 +122,4 @@ def test_a_large_model_is_looked_at_in_part_which_is_a_note(
         check_numbers("model.path", tmp_path)
     monkeypatch.setattr(weight_numbers, "READ_S", 0.0)
     (note,) = check_numbers("model.path", tmp_path)
-    assert " 2.7 KiB were looked at" in note.meaning
+    assert " 2.7 KiB were checked" in note.meaning

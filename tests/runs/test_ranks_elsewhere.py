@@ -92,7 +92,7 @@ def test_a_rank_on_another_machine_that_is_lost_and_replaced_changes_nothing(
                     before = steps_done(run)
                     wait_for("steps of the other rank", lambda: steps_done(run) >= before + 2)
                     kill(agent.pid)
-                    wait_for("one rank", lambda: "goes on with 1 of 2 ranks" in log(run))
+                    wait_for("one rank", lambda: "continues with 1 of 2 ranks" in log(run))
                     with started([*joins(token, "four", folders["four"]), "--for", "trainer"]):
                         wait_for("its rank", lambda: "trainer-1" in processes(folders["four"]))
                         before = steps_done(run)

@@ -105,7 +105,7 @@ def test_an_engine_that_dies_in_a_transfer_and_a_rank_that_dies_in_a_step_change
     assert "trainer-1 was killed by SIGKILL" in shown and "trainer-1 was lost" in shown
     told = " ".join(shown.split())
     assert "trainer-1 keeps failing, and is left out." in told
-    assert "goes on with 1 of 2 ranks: this machine has 2 cores, without 1 for ranks" in told
+    assert "continues with 1 of 2 ranks: this machine has 2 cores, without 1 for ranks" in told
     assert not processes(run)
     assert summary.read(run / SUMMARY).restarts == {"trainer": FAILED_LIVES}
     done = train(command(model, unharmed, **settings | {"train__steps": steps}), **environment)
@@ -235,7 +235,7 @@ def test_a_run_whose_machine_has_a_core_less_goes_on_with_a_rank_less(
         wait_for("another life", lambda: set(processes(run)) >= {"trainer-0", "rollout-1"})
         assert "trainer-1" not in processes(run)
         shown, _ = ended(process, run, more=2)
-    assert "goes on with 1 of 2 ranks: this machine has 1 core." in " ".join(shown.split())
+    assert "continues with 1 of 2 ranks: this machine has 1 core." in " ".join(shown.split())
     assert "ranks = 1" in (run / RUN_TOML).read_text()
 
 

@@ -34,14 +34,14 @@ DOES = {"init": "starting", "ready": "starting", "run": "training"}
 """Words for the phases of a run; in the others it drains."""
 
 
-def top(run: Path, console: Console, now: Callable[[], float] = time.time) -> None:
+def top(run: Path, console: Console) -> None:
     """Show how a run stands until it ends, and then what it came to. Raises ConfigError for what is
     no run, or one that has not begun and that nobody runs."""
     RunFiles(run)  # a display of what is no run would begin
     with Display(console) as display:
-        trio.run(follow, run, display, now)
+        trio.run(follow, run, display, time.time)
         files = RunFiles(run)
-        for sentence in why(files, now()):
+        for sentence in why(files, time.time()):
             display.note(sentence)
     if files.summary is not None:
         show_summary(files.summary, run, console)

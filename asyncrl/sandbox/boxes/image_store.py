@@ -64,11 +64,11 @@ class KeptImage(NamedTuple):
 
 
 class ImageStore:
-    """The images of an engine's `client`. `folder` is that of locks and records."""
+    """The images of an engine's `client`, with a folder of locks and records."""
 
-    def __init__(self, client: str, settings: BoxSettings, folder: Path | None = None) -> None:
+    def __init__(self, client: str, settings: BoxSettings) -> None:
         self._client, self._settings = client, settings
-        self._folder = folder or cache() / "images" / client
+        self._folder = cache() / "images" / client
 
     def looks(self, image: str) -> Program:
         """The program that looks whether an image is here. Raises ImageError for what is no name of
