@@ -180,11 +180,12 @@ def gathered(learner: Learner, order: Gather) -> Iterator[tuple[str, Tensor]]:
     if order.average:
         assert learner.average is not None, "evaluation.weights needs train.ema"
     weights = learner.average.weights() if order.average and learner.average else {}
+    rank.let_go(model)  # else the parameters are what a pass left gathered
     own = dict(model.named_parameters()) | dict(weights)  # a frozen part is sent, too
-    rank.let_go(model)
     for name, parameter in islice(published_names(model), order.first, order.end):
         found = rank.as_computed(own[parameter]) if parameter else torch.empty(0, dtype=torch.uint8)
-        yield name, found if rank.index else found.cpu()
+        # a replica that has the whole is given its own weights, which training changes beside
+        yield name, found if rank.index else found.to("cpu", copy=True)
 
 
 def scored(learner: Learner, sent: SentWeights, ids: NDArray[np.int32]) -> list[float]:

@@ -111,8 +111,8 @@ def take(learner: Learner, cursor: int, staging: Staging) -> StagedCheckpoint:
 def stage_adapters(learner: Learner, staging: Staging) -> StagedAdapters:
     """Copy a learner's adapters; rank 0 has them then. Every rank takes part."""
     rank, model, copies = learner.rank, learner.model, dict[str, Tensor]()
+    rank.let_go(model)  # else the parameters are what a pass left gathered
     own = dict(learning(model))
-    rank.let_go(model)
     for name, parameter in published_names(model):
         if parameter:
             whole = rank.as_computed(own[parameter])

@@ -7,7 +7,9 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,15 +21,18 @@ from some_values import some
 from torch.distributed.device_mesh import DeviceMesh
 from training_world import CONFIGS, build, micro_batch, reference, rollouts
 
+from asyncrl.actors.rank_parts import gathered
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.explain.conditions.slow_rank import TIMES
 from asyncrl.messages import RankStand, TokenCount
+from asyncrl.messages.rank_messages import Gather
 from asyncrl.staleness.corrections import IcePop
 from asyncrl.training import packing
+from asyncrl.training.adapters import published_names
 from asyncrl.training.learner import Learner
 from asyncrl.training.ranks.last_rank import Spent, last_rank
 from asyncrl.training.ranks.rank import ALONE, Rank
-from asyncrl.training.ranks.rank_group import RankGroup, shard
+from asyncrl.training.ranks.rank_group import RankGroup, mesh_of, shard
 
 TRAIN = TrainConfig(grad_clip=0.3, lr_warmup_steps=0, lr=1e-3)
 STALENESS = StalenessConfig(correction=(IcePop(lo=0.5, hi=2.5),))
@@ -216,3 +221,29 @@ def close(got: Arrays, expected: Arrays, to: float) -> None:
     scale = max(float(np.abs(array).max()) for array in expected.values()) if expected else 0.0
     for name, array in expected.items():
         assert float(np.abs(got[name] - array).max()) <= to * scale, name
+
+
+def sent_wrongly(mesh: DeviceMesh) -> list[str]:
+    """Weights that are not sent as they were, where a pass has left them gathered, and training
+    goes on before they are sent; of ranks that have shards, and of such that have the whole."""
+    wrong = list[str]()
+    for replicas in (1, mesh.size()):
+        model = build("qwen3")
+        before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+        rank = shard(model, mesh_of("cpu", torch.arange(mesh.size()), replicas))
+        rank.keep_up(model, backward=False)
+        learner: Any = SimpleNamespace(model=model, rank=rank, average=None)
+        sent = list(gathered(learner, Gather()))
+        rank.let_go(model)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(1.0)
+        own = {name: before[parameter] for name, parameter in published_names(model) if parameter}
+        for name, weight in [] if rank.index else sent:
+            if name in own and not (weight.numel() and torch.equal(weight, own[name])):
+                wrong.append(f"{name} of {replicas}")
+    return wrong
+
+
+def test_what_is_gathered_is_of_one_version_whatever_a_pass_left(tmp_path: Path) -> None:
+    assert on_ranks(tmp_path / "store", 2, sent_wrongly) == [[], []]
