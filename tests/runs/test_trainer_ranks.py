@@ -64,7 +64,7 @@ def finished(run: Path) -> int:
 
 
 def ended(process: subprocess.Popen[str], run: Path, more: int) -> tuple[str, int]:
-    """What a run showed that is asked to end after so many more steps, and all its steps."""
+    """Output and steps of a run that is asked to end after so many more steps."""
     before = steps_done(run)
     wait_for("more steps", lambda: steps_done(run) >= before + more)
     process.send_signal(signal.SIGTERM)

@@ -345,7 +345,7 @@ def _fork_what_it_starts(known: Warm) -> None:
 
 
 class Nursery:
-    """What `open_forks` asks of a `trio.Process`, for one that was forked."""
+    """A process that was forked, with the part of a `trio.Process` that `open_forks` uses."""
 
     def __init__(self, pid: int) -> None:
         self._pid, self._descriptor = pid, os.pidfd_open(pid)
