@@ -38,13 +38,13 @@ def test_two_ranks_learn_over_a_wire_and_the_far_one_is_lost(model: Path, tmp_pa
             started(network.near(joins(token, "near", near))) as engines,
             started([*network.far(joins(token, "far", far)), "--for", "trainer"]) as trains,
         ):
-            wait_for("steps", lambda: steps_done(run) >= 4)
+            wait_for("steps", lambda: steps_done(run) >= 2)
             assert set(processes(far)) == {"trainer-1"}
             assert network.wire.carried > 100
             network.wire.cut = True
             wait_for("the end of its rank", lambda: not processes(far))
             before = steps_done(run)
-            wait_for("steps of one rank", lambda: steps_done(run) >= before + 4)
+            wait_for("steps of one rank", lambda: steps_done(run) >= before + 2)
             launcher.send_signal(signal.SIGTERM)
             code, shown, said = end(launcher)
             ended, _, _ = end(engines)
@@ -74,7 +74,7 @@ def test_a_run_learns_over_a_bad_network_and_who_was_cut_off_joins_again(
             network.wire.cut = False
             before = steps_done(run)
             wait_for("its actors again", lambda: len(processes(one)) == 2)
-            wait_for("more steps", lambda: steps_done(run) >= before + 4)
+            wait_for("more steps", lambda: steps_done(run) >= before + 2)
             launcher.send_signal(signal.SIGTERM)
             code, shown, said = end(launcher)
             ended, words, _ = end(first)
