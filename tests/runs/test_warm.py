@@ -1,6 +1,5 @@
 """That what is forked from the warm process (`tests/support/warm_process.py`) is as if it were
-started: of real starts, `test_train.py`, `test_signals.py` and `test_docs_examples.py` have one
-each."""
+started: of real starts, `test_train.py` and `test_signals.py` have one each."""
 
 from __future__ import annotations
 
