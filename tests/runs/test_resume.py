@@ -43,7 +43,7 @@ from asyncrl.training.checkpoint_index import complete
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-STEPS, EVERY = 18, 4
+STEPS, EVERY = 14, 3
 SETTINGS = {
     "train__steps": STEPS,
     "train__checkpoint_every": EVERY,
@@ -190,7 +190,8 @@ class Cut(NamedTuple):
 
 @pytest.fixture(scope="module")
 def cut(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Cut:
-    settings = SETTINGS | {"train__steps": 1, "rollout__max_new_tokens": 192}
+    more = {"train__steps": 1, "rollout__max_new_tokens": 192}
+    settings = SETTINGS | more | {"train__eval_every": 0, "task__eval_size": 0}
     whole = lived(model, tmp_path_factory.mktemp("uncut") / "run", settings)
 
     def amid(follower: Any) -> bool:
