@@ -231,11 +231,12 @@ class _Launch:
             self._resume = True
             self._starting = trio.CancelScope()
             self._supervisor = RunSupervisor(self._config, self, self, self._healing.lost)
+            if self._signalled is not None:  # told to end when no supervisor listened
+                return SupervisedEnd(None)
         return end
 
     async def _heals(self, end: SupervisedEnd) -> bool:
-        """Prepare another life after this end of one. False if there is none: also if the run is
-        told to end meanwhile, when no supervisor listens."""
+        """Prepare another life after this end of one. False if there is none."""
         if self._signalled is not None:
             return False
         if not self._healing.again(end, displaced=self._places.displaced(end)):
@@ -250,7 +251,7 @@ class _Launch:
         await self._end_left()
         if (faulty := self._healing.faulty) is not None:
             await self._places.leave_out(self._config, faulty)
-        return await self._adapt() and self._signalled is None
+        return await self._adapt()
 
     async def _grows(self, end: SupervisedEnd) -> bool:
         """Prepare another life after one that was ended because there are more ranks now."""
@@ -259,7 +260,7 @@ class _Launch:
             return False
         self._clear()
         await self._end_left()
-        return await self._adapt() and self._signalled is None
+        return await self._adapt()
 
     async def _end_left(self) -> None:
         """End what agents' attempts opened outside and left: no actor lives now. What cannot be

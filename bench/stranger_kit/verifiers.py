@@ -12,17 +12,8 @@ from stranger_kit.attempt import REFUSED, RUNS, Case, Said
 
 Maker = Callable[[random.Random, Path, Path], Case]
 REFUSED_CODE: dict[str, str] = {
-    "verl": "def judge(data_source, solution_str, ground_truth, extra_info=None): return 1.0\n",
-    "TRL": "def judge(completions, **kwargs):\n    return [1.0 for _ in completions]\n",
-    "TRL with names": "def judge(prompts, completions, answer):\n    return [1.0]\n",
     "words alone": "def judge(*, answer, line):\n    return 1.0\n",
-    "one argument": "def judge(answer):\n    return 1.0\n",
     "no argument": "def judge():\n    return 1.0\n",
-    "async": "async def judge(answer, line):\n    return 1.0\n",
-    "async in an object": (
-        "class J:\n    async def __call__(self, answer, line):\n        return 1.0\n"
-        "judge = J()\njudge.__module__ = __name__\n"
-    ),
     "a coroutine": "async def f():\n    return 1.0\ndef judge(answer, line):\n    return f()\n",
     "a generator": "def judge(answer, line):\n    yield 1.0\n",
     "an async generator": "async def judge(answer, line):\n    yield 1.0\n",
@@ -74,20 +65,10 @@ REFUSED_CODE: dict[str, str] = {
     "bytes": "def judge(answer, line):\n    return b'1'\n",
     "an array": "import numpy\ndef judge(answer, line):\n    return numpy.ones(3)\n",
     "not UTF-8": "x = '\xe9'\ndef judge(answer, line):\n    return 1.0\n",
-}
-"""Code with which a run cannot start."""
-NOTED_CODE: dict[str, str] = {
     "raises": "def judge(answer, line):\n    raise ValueError('no \\x1b[2J ' * {code})\n",
     "NaN": "def judge(answer, line):\n    return float('nan')\n",
     "raises by the line": "def judge(answer, line):\n    return line['nonesuch']\n",
-    "raises no Exception": "def judge(answer, line):\n    raise KeyboardInterrupt\n",
     "exits": "import sys\ndef judge(answer, line):\n    sys.exit({code})\n",
-    "ends the process": "import os\ndef judge(answer, line):\n    os._exit({code})\n",
-    # in `strict` it is the first process of its namespace, which no signal of its own ends
-    "kills itself": "import os\ndef judge(answer):\n    os.kill(os.getpid(), 9)\n    os._exit(9)\n",
-    "crashes": "import ctypes\ndef judge(answer, line):\n    ctypes.string_at(0)\n",
-    "never ends": "def judge(answer, line):\n    while True: pass\n",
-    "sleeps": "import time\ndef judge(answer, line):\n    time.sleep(100)\n",
     "recursion": "def judge(answer, line):\n    return judge(answer, line)\n",
     "memory": "def judge(answer, line):\n    return len(bytearray(2**45))\n",
     "an infinite number": "def judge(answer, line):\n    return 10.0 ** 308 * 10\n",
@@ -100,15 +81,34 @@ NOTED_CODE: dict[str, str] = {
         "    raise ExceptionGroup('x', [ValueError('\\x1b[2J'), KeyError(1)])\n"
     ),
     "asks the user": "def judge(answer, line):\n    return float(input('reward? '))\n",
-    "stops itself": "import os\ndef judge(answer):\n    os.kill(os.getpid(), 19)\n    1 / 0\n",
     "opens without an end": (
         "import os\ndef judge(answer, line):\n    return [os.pipe() for _ in range(10**7)][0]\n"
     ),
     "a whole number without an end": "def judge(answer, line):\n    return 10 ** 400\n",
     "a file at answer time": "def judge(answer, line):\n    return float(open({file!r}).read())\n",
 }
+"""Code with which a run cannot start."""
+NOTED_CODE: dict[str, str] = {
+    "raises no Exception": "def judge(answer, line):\n    raise KeyboardInterrupt\n",
+    "ends the process": "import os\ndef judge(answer, line):\n    os._exit({code})\n",
+    # in `strict` it is the first process of its namespace, which no signal of its own ends
+    "kills itself": "import os\ndef judge(answer):\n    os.kill(os.getpid(), 9)\n    os._exit(9)\n",
+    "crashes": "import ctypes\ndef judge(answer, line):\n    ctypes.string_at(0)\n",
+    "never ends": "def judge(answer, line):\n    while True: pass\n",
+    "sleeps": "import time\ndef judge(answer, line):\n    time.sleep(100)\n",
+    "stops itself": "import os\ndef judge(answer):\n    os.kill(os.getpid(), 19)\n    1 / 0\n",
+}
 """Code that gives no verdict on the data's own answer: a note says so."""
 RUNS_CODE: dict[str, str] = {
+    "verl": "def judge(data_source, solution_str, ground_truth, extra_info=None): return 1.0\n",
+    "TRL": "def judge(completions, **kwargs):\n    return [1.0 for _ in completions]\n",
+    "TRL with names": "def judge(prompts, completions, answer):\n    return [1.0]\n",
+    "one argument": "def judge(answer):\n    return 1.0\n",
+    "async": "async def judge(answer, line):\n    return 1.0\n",
+    "async in an object": (
+        "class J:\n    async def __call__(self, answer, line):\n        return 1.0\n"
+        "judge = J()\njudge.__module__ = __name__\n"
+    ),
     "plain": "def judge(answer, line):\n    return float(answer.strip() == str(line['answer']))\n",
     "any arguments": "def judge(*given, **named):\n    return 1.0\n",
     "a default": "def judge(answer, line, k={code}):\n    return 1.0\n",
@@ -148,8 +148,8 @@ RUNS_CODE: dict[str, str] = {
     "an array of none": "import numpy\ndef judge(answer, line):\n    return numpy.array(0.5)\n",
     "positions alone": "def judge(answer, line, /):\n    return 1.0\n",
     "a partial": (
-        "import functools\ndef f(k, a, l):\n    return k\njudge = functools.partial(f, 0.5)\n"
-        "judge.__module__ = __name__\n"
+        "import functools\ndef f(k, answer, line):\n    return k\n"
+        "judge = functools.partial(f, 0.5)\njudge.__module__ = __name__\n"
     ),
     "a cache": (
         "import functools\n@functools.cache\ndef f(a):\n    return 0.5\n"

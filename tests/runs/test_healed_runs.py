@@ -70,7 +70,7 @@ def test_a_run_goes_on_by_itself_when_its_trainer_and_its_coordinator_are_killed
 
 @pytest.mark.explore
 def test_a_run_that_is_ended_while_it_heals_leaves_nothing(model: Path, tmp_path: Path) -> None:
-    """It ends by the failure that it was about to heal from, or as asked."""
+    """It ends as asked, or, where the coordinator's end was not known yet, by that failure."""
     run = tmp_path / "run"
     with started(command(model, run, **ENDLESS)) as process:
         wait_for("step", lambda: steps_done(run) >= 2)
