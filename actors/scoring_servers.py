@@ -181,7 +181,7 @@ async def _different(client: SglangClient, own: Tokenizer) -> str:
             # of part of a character nothing can be told, and some tokenizers leave out spaces
             if "\ufffd" not in here + text and here.replace(" ", "") != text.replace(" ", ""):
                 return (
-                    "its vocabulary is another than that of the model that learns (id "
+                    "its vocabulary differs from that of the model that learns (id "
                     f"{id} is {escaped(text, SAID)!r} there and {escaped(here, SAID)!r} here), so "
                     f"that their tokens cannot be compared; {_CURE}"
                 )
