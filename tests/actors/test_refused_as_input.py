@@ -129,4 +129,4 @@ async def test_a_teacher_whose_server_has_another_vocabulary(
         await roles.ROLES["trainer"](place)
     assert ended.value.code == BAD_INPUT
     (sentence,) = capsys.readouterr().err.splitlines()
-    assert f"teacher.server is {elsewhere!r}" in sentence and "is another" in sentence
+    assert f"teacher.server is {elsewhere!r}" in sentence and "vocabulary differs" in sentence

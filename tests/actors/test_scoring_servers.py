@@ -192,7 +192,7 @@ async def test_a_server_of_another_vocabulary_is_refused_in_a_sentence(
     smaller = Scorer(text=texts_of(tmp_path / "smaller", []))
     assert "is '' there and 'Q: ' here" in await refusal(smaller, tmp_path)
     early = Scorer(text=lambda number: f"t{number}")
-    assert "is another" in await refusal(early, tmp_path)
+    assert "vocabulary differs" in await refusal(early, tmp_path)
     assert max(early.largest) < 64, "before it is asked for what it may not have"
     assert "start it with its tokenizer" in await refusal(Scorer(text=lambda _: None), tmp_path)
     assert "does not take the ids" in await refusal(Scorer(status=400), tmp_path)
