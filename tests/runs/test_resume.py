@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -143,9 +143,21 @@ def beside(whole: Lived, run: Path) -> Path:
     return run
 
 
+def stop(pid: int) -> None:
+    """Stop a process, and wait until each thread of it has."""
+
+    def states() -> Iterator[str]:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError):  # one that has just ended
+                yield (thread / "stat").read_text().rpartition(")")[2].split()[0]
+
+    os.kill(pid, signal.SIGSTOP)
+    wait_for("stop of each thread", lambda: {*states()} == {"T"}, every_s=0.001)
+
+
 @pytest.fixture(scope="module")
 def killed(whole: Lived, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Lived:
-    """The same run, of which everything is killed three times: before it has a journal, before it
+    """The same run, of which everything is killed three times: before its first event, before it
     has a checkpoint, and while it writes its third one, or the fourth where that was written before
     anybody could look. No response is unfinished then."""
     run = beside(whole, tmp_path_factory.mktemp("killed") / "run")
@@ -157,7 +169,7 @@ def killed(whole: Lived, model: Path, tmp_path_factory: pytest.TempPathFactory) 
     def early(follower: Any) -> bool:
         if follower.version < 1:
             return False
-        os.kill(processes(run)["trainer-0"], signal.SIGSTOP)
+        stop(processes(run)["trainer-0"])
         return True
 
     def saving(follower: Any) -> bool:
@@ -167,7 +179,7 @@ def killed(whole: Lived, model: Path, tmp_path_factory: pytest.TempPathFactory) 
             run / "checkpoints" / f"{mark}step-{missed + EVERY:06d}" for mark in (".partial-", "")
         )
         if trainer and partial.exists():
-            os.kill(trainer, signal.SIGSTOP)
+            stop(trainer)
             if partial.exists():
                 return True
             os.kill(trainer, signal.SIGCONT)
@@ -210,9 +222,9 @@ def cut(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Cut:
 def test_after_sigkill_of_everything_the_run_goes_on_and_finishes(killed: Lived) -> None:
     unborn, early, saving = killed.kills
     assert unborn == 0 < early < saving < len(killed.events)
-    assert killed.resumed == [0, killed.saving - EVERY], (
-        "the checkpoint that was being written is not one"
-    )
+    *unborn_too, from_early, from_saving = killed.resumed
+    assert unborn_too in ([], [0]) and from_early == 0  # it may have had a journal without an event
+    assert from_saving == killed.saving - EVERY, "the checkpoint that was being written is not one"
     found = summary.read(killed.run / SUMMARY)
     assert found.ok and found.balances() and found.steps == STEPS
     assert journal.fold(killed.run / JOURNAL).ledger.tokens.trained == found.tokens.trained
