@@ -1,4 +1,5 @@
-"""Answers for a game: the runs of its policies, and what `asyncrl why GAME` says of them."""
+"""Answers for a game: the runs of its policies, and what `asyncrl why GAME` says of them.
+Invariant: one policy whose run cannot be read hides no other."""
 
 from __future__ import annotations
 
@@ -6,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from asyncrl.config.errors import ConfigError, usable
-from asyncrl.config.paths import is_folder
+from asyncrl.config.errors import ConfigError
 from asyncrl.explain.conditions.sides import IDLE
 from asyncrl.explain.diagnosis import idle
-from asyncrl.explain.run_files import RunFiles, is_run
+from asyncrl.explain.run_files import RunFiles
+from asyncrl.explain.run_list import runs_in
 from asyncrl.explain.why import OLD_S, why
 from asyncrl.messages import Role
 from asyncrl.words import share
@@ -22,11 +23,9 @@ SIDES: dict[Role, str] = {"trainer": "trainer is", "rollout": "rollout actors ar
 def policy_runs(game: Path) -> list[RunFiles]:
     """The run of each policy, by name. Raises ConfigError if there is none, or if the directory
     cannot be read."""
-    with usable(game, "read"):
-        paths = sorted(path for path in game.iterdir() if is_folder(path) and is_run(path))
-    if not paths:
+    if not (runs := runs_in(game)):
         raise ConfigError(f"{game}: no policy of this game has a run; put their directories back.")
-    return [RunFiles(path) for path in paths]
+    return sorted(runs, key=lambda files: files.path)
 
 
 def why_game(game: Path, now: float) -> Iterator[str]:
