@@ -19,6 +19,7 @@ from asyncrl.config.errors import usable
 from asyncrl.config.game import GameRuns, refuse_unlike
 from asyncrl.config.paths import exists, is_file
 from asyncrl.config.plugins import load_named
+from asyncrl.explain.run_files import game_of, is_game, is_run
 from asyncrl.files import read_regular, write_whole
 from asyncrl.launch import preflight
 from asyncrl.launch.game_launcher import PolicyRun, launch_game
@@ -98,7 +99,7 @@ def resumed_game(folder: Path, sets: Sequence[str], environ: Mapping[str, str]) 
     """The game in a directory, as its runs have it; None if there is none. Raises ConfigError, also
     for the directory of one policy alone."""
     refuse_foreign(folder.absolute())
-    if not is_file(folder / GAME):
+    if not is_game(folder):
         _refuse_one_of_several(folder)
         return None
     try:
@@ -119,11 +120,10 @@ def resumed_game(folder: Path, sets: Sequence[str], environ: Mapping[str, str]) 
 
 def _refuse_one_of_several(folder: Path) -> None:
     """Check that a run that is resumed is not one of a game's. Raises ConfigError."""
-    beside = folder.absolute().parent
-    if is_file(beside / GAME) and is_file(folder / RUN_TOML):
+    run = folder.absolute()
+    if is_run(run) and (game := game_of(run)) != run:
         raise ConfigError(
-            f"{folder}: this run is one policy of a game; continue all of them by --resume "
-            f"{beside}."
+            f"{folder}: this run is one policy of a game; continue all of them by --resume {game}."
         )
 
 
