@@ -89,8 +89,8 @@ WRITES: dict[str, list[str]] = {
 }
 LIGHT = ["--set", "task.name=chain_sum"]
 """A task that is opened in no time; the one that runs have reads a book."""
-NO_HUB = {"HF_ENDPOINT": "http://127.0.0.1:1"}
-"""A hub for paths that may be names of models: at once, nothing answers there."""
+HUB = "HF_ENDPOINT"
+"""The address of a hub for paths that may be names of models; nothing answers at this one."""
 FINE = {
     ("copy", "link to nowhere"),
     ("copy", "below a link to nowhere"),
@@ -140,7 +140,8 @@ def call_all(folder: Path, places: dict[str, str]) -> Iterator[Outcome]:
     Path("dangling").symlink_to("nowhere")
     Path("loop").symlink_to("loop")
     os.mkfifo("pipe")
-    JoinToken("tcp:127.0.0.1:1", new_key(), Pem("", "", "")).write(Path("token"))
+    nowhere = os.environ[HUB].replace("http://", "tcp:")
+    JoinToken(nowhere, new_key(), Pem("", "", "")).write(Path("token"))
     Path("closed").chmod(0)
     before = sorted(Path().iterdir())
 
@@ -190,9 +191,10 @@ def outcomes(
             pytest.skip("root may search every folder, and there is no setpriv")
         rights = "-dac_override,-dac_read_search"
         command = ["setpriv", f"--bounding-set={rights}", f"--inh-caps={rights}", *command]
-    ran = subprocess.run(
-        command, env=os.environ | NO_HUB, capture_output=True, text=True, timeout=300
-    )
+    from closed_port import closed_port  # a script does not find it
+
+    nowhere = os.environ | {HUB: f"http://127.0.0.1:{closed_port()}"}
+    ran = subprocess.run(command, env=nowhere, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
     return [Outcome(*outcome) for outcome in json.loads(ran.stdout)]
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from closed_port import closed_port
 from fake_gateway import REWARDS, FakeGateway, fake_gateway
 from hypothesis import given
 from hypothesis import strategies as st
@@ -299,7 +300,7 @@ def test_failed_calls_are_named_and_take_the_key_for_rewards(gateway: FakeGatewa
 
 
 def test_a_gateway_that_is_gone(gateway: FakeGateway) -> None:
-    gone = "http://127.0.0.1:9/sessions/episode-3/v1"
+    gone = f"http://127.0.0.1:{closed_port()}/sessions/episode-3/v1"
     with pytest.raises(EpisodeError, match="cannot be reached"):
         asyncio.run(_with(gateway, lambda episode: episode.reward(1.0), base_url=gone))
 

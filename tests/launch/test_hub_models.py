@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from closed_port import closed_port
 from hub_double import COMMIT, HubDouble, serving
 from huggingface_hub import constants
 from safetensors.numpy import save_file
@@ -157,7 +158,7 @@ def test_a_hub_that_cannot_be_reached_is_a_sentence(
 ) -> None:
     """With a copy in the cache it is a note."""
     model_directory("org/name")
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed_port()}")
     with named_models() as named:
         assert named.find(config(), None).model.path == str(snapshot(tmp_path))
         assert "copy in the cache is used, of commit 0123" in named.rows[-1].meaning

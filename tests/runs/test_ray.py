@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from closed_port import closed_port
 from train_support import (
     command,
     end,
@@ -204,8 +205,8 @@ def test_the_trainers_gpus_are_nobody_elses(ray_on_gpus: str) -> None:
 
 @pytest.mark.explore
 def test_where_no_ray_answers_nothing_begins(model: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    done = train(command(model, run, cluster__ray_address="127.0.0.1:1", **BY_RAY))
+    run, nowhere = tmp_path / "run", f"127.0.0.1:{closed_port()}"
+    done = train(command(model, run, cluster__ray_address=nowhere, **BY_RAY))
     assert done.returncode == 2, done.stdout + done.stderr
-    assert "Ray does not answer at '127.0.0.1:1'" in done.stderr and "Traceback" not in done.stderr
+    assert f"Ray does not answer at '{nowhere}'" in done.stderr and "Traceback" not in done.stderr
     assert not (run / "journal.sqlite").exists()

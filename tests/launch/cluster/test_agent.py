@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from closed_port import closed_port
 from some_values import some
 
 from asyncrl import messages as m
@@ -201,16 +202,17 @@ async def test_who_knows_another_key_is_refused(nursery: trio.Nursery, tmp_path:
 async def test_an_address_that_does_not_answer_is_named(tmp_path: Path) -> None:
     _, agents = certify("127.0.0.1")
     token = tmp_path / "join.token"
-    JoinToken("tcp:127.0.0.1:1", new_key(), agents).write(token)
+    nowhere = f"127.0.0.1:{closed_port()}"
+    JoinToken(f"tcp:{nowhere}", new_key(), agents).write(token)
     done = await ended(token, tmp_path / "run")
-    assert done.returncode == 2 and "127.0.0.1:1 cannot be joined" in done.stderr, done.stderr
+    assert done.returncode == 2 and f"{nowhere} cannot be joined" in done.stderr, done.stderr
 
 
 @pytest.mark.explore
 async def test_two_agents_cannot_have_one_directory(tmp_path: Path) -> None:
     _, agents = certify("127.0.0.1")
     token, run = tmp_path / "join.token", tmp_path / "run"
-    JoinToken("tcp:127.0.0.1:1", new_key(), agents).write(token)
+    JoinToken(f"tcp:127.0.0.1:{closed_port()}", new_key(), agents).write(token)
     run.mkdir(mode=0o700)
     with (run / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
