@@ -14,6 +14,7 @@ answers are executed, and so want a worker each.
 
 from __future__ import annotations
 
+import builtins
 import gc
 import inspect
 import math
@@ -304,10 +305,16 @@ def sandboxed(config: TaskConfig, task: Task, control: int) -> Forks:
     return Zygote.enter(limits, keep=[control], quiet=task.executes)
 
 
+def _no_input(prompt: object = "") -> str:
+    """In place of Python's own, which would write its prompt before it finds that there is none."""
+    raise EOFError("a verifier has no standard input")
+
+
 def main(descriptor: int) -> None:
     """Be the nursery process. Standard output becomes standard error, so that the output of a
     verifier reaches no protocol."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    builtins.input = _no_input
     os.dup2(2, 1)
     control = socket.socket(fileno=descriptor)
     opening = receive(control, Opening)

@@ -393,7 +393,7 @@ def _cases(draw: random.Random, folder: Path, model: Path) -> Case:
     line = {"prompt": "a", "verifier": "run", "language": "python", "cases": [fine]}
     name, values = draw.choice(
         [
-            ("language", ["", "cobol", 1, None, ["python"], "\x1b[2J", "x" * 9999]),
+            ("language", ["cobol", 1, ["python"], "\x1b[2J", "x" * 9999]),
             ("cases", [[], {}, None, 1, [1], [{}], [{"input": 1, "output": "1"}], [[fine]]]),
             ("seconds", [0, -1, "1", None, [], 0.0]),
         ]

@@ -87,6 +87,7 @@ def do(answer, entry):
             print("y", file=sys.stderr)
             os.write(1, b"zzz")
             return 0.5
+        case "ask": return float(input("reward? "))
         case "text": return "0.5"
         case "log": return Figures(0.5, {argument: len(argument)})
         case "rewards": return dict(zip(("right", "brief"), map(float, argument.split())))
@@ -201,7 +202,9 @@ async def worker(verifiers: VerifierPool) -> int:
 
 
 @both
-async def test_every_way_to_give_no_verdict(opened: Open, sandbox: str) -> None:
+async def test_every_way_to_give_no_verdict(
+    opened: Open, sandbox: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     async with opened(sandbox=sandbox) as verifiers:
         expected: dict[str, Verdict] = {
             "give 0.75": Scored(0.75),
@@ -221,8 +224,10 @@ async def test_every_way_to_give_no_verdict(opened: Open, sandbox: str) -> None:
             "exit": NoVerdict("raised: SystemExit: 3"),
             "die": NoVerdict("crashed"),
             "print": Scored(0.5),
+            "ask": NoVerdict("raised: EOFError: a verifier has no standard input"),
         }
         assert {answer: await verdict(verifiers, answer) for answer in expected} == expected
+    assert "reward?" not in capfd.readouterr().err  # before a sentence of the terminal
 
 
 async def test_a_pattern_without_an_end_is_no_verdict(opened: Open, tmp_path: Path) -> None:
