@@ -61,10 +61,13 @@ def conversation(
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]] = (),
     loss_on: LossOn = "assistant",
+    most: int = 0,
 ) -> list[LearnedIds]:
-    """The sequences of a conversation, whose tokenizer has the model's chat template. Raises
-    TaskError where there is nothing to learn, where the template cannot render it or leaves out
-    what is said, or where it begins an answer with a text that the answer does not have."""
+    """The sequences of a conversation, whose tokenizer has the model's chat template; of one with
+    more than `most` tokens (0: any number) only those up to the first that is longer, because each
+    answer renders all that is before it. Raises TaskError where there is nothing to learn, where
+    the template cannot render it or leaves out what is said, or where it begins an answer with a
+    text that the answer does not have."""
     turns = [at for at, message in enumerate(messages) if message.get("role") == ASSISTANT]
     if not turns:
         raise TaskError("it has no message of the assistant, so there is nothing to learn")
@@ -86,6 +89,8 @@ def conversation(
         after = _up_to_end(tokenizer, tokenizer.ids(answer))
         ids = before + after
         mask += b"\x01" * len(after)
+        if most and len(ids) > most:
+            break
     return [*found, LearnedIds(ids, bytes(mask))]
 
 

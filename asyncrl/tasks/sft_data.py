@@ -34,6 +34,8 @@ Sequences = tuple[TrainingSequence, ...]
 """Those of one row."""
 KEPT = 4096
 """Rows whose sequences are kept, at most: those of small data are made once."""
+MANY = 16
+"""Messages of a row whose last answer, which has all others before it, is looked at first."""
 COUNTED = 10**8
 """Rows of all epochs that are divided into steps by their tokens before a run, at most: half a
 minute."""
@@ -179,7 +181,12 @@ def open_sft_data(
     asked = set[bytes]()  # by held-out rows
 
     def sequences_of(row: SftRow) -> tuple[Sequences, bool]:
-        return _fitting(config, learned_ids(config.task, tokenizer, row, config.sft.loss_on))
+        most, loss_on = config.engine.context_tokens, config.sft.loss_on
+        if config.sft.too_long == "drop" and len(row.messages) > MANY:
+            [last] = learned_ids(config.task, tokenizer, row, "last")
+            if len(last.ids) > most:  # in a time that grows with its length, not with its square
+                return (), True
+        return _fitting(config, learned_ids(config.task, tokenizer, row, loss_on, most))
 
     def read(split: RowSplit, *, held_out: bool) -> SftSplit:
         kept, each = array("Q"), array("Q")

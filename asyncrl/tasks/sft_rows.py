@@ -91,13 +91,14 @@ def sft_rows(config: TaskConfig, seed: int, most: int = 0) -> RowSplits:
 
 
 def learned_ids(
-    config: TaskConfig, tokenizer: Tokenizer, row: SftRow, loss_on: LossOn
+    config: TaskConfig, tokenizer: Tokenizer, row: SftRow, loss_on: LossOn, most: int = 0
 ) -> list[LearnedIds]:
-    """The sequences of a row; of a conversation, for a model without a chat template, the last
-    answer behind all else as one text. Raises TaskError with its place."""
+    """The sequences of a row, of a long one only those up to the first with more than `most`
+    tokens; of a conversation, for a model without a chat template, the last answer behind all else
+    as one text. Raises TaskError with its place."""
     try:
         if row.messages and (config.chat or tokenizer.has_template):
-            found = whole_conversation(tokenizer, row.messages, row.tools, loss_on)
+            found = whole_conversation(tokenizer, row.messages, row.tools, loss_on, most)
         else:
             found = [answered(tokenizer, row.prompt, row.answer)]
         highest = max(max(one.ids) for one in found)

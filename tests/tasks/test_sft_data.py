@@ -108,6 +108,28 @@ def test_long_rows_are_dropped_or_cut(tmp_path: Path) -> None:
     assert texts(cut.train) == ["1 =\n1.", "2 =\n2222"] and cut.train.too_long == 2
 
 
+def test_what_a_long_conversation_costs_does_not_grow_with_its_square(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of 2,000 turns took a minute: each answer renders all that is before it."""
+    rendered, render = list[int](), Tokenizer._rendered
+
+    def counted(self: Tokenizer, written: int, messages: Any, tools: Any) -> str:
+        rendered.append(len(messages))
+        return render(self, written, messages, tools)
+
+    monkeypatch.setattr(Tokenizer, "_rendered", counted)
+    turns = [{"messages": [*ANSWERED] * 200}, {"messages": [*ANSWERED] * 3}]
+    context = {"engine": {"context_tokens": 40}, **SHORT}
+    dropped = opened(tmp_path, turns, **context)
+    assert dropped.train.too_long == 1 and texts(dropped.train) == ["1 + 1?\n2." * 3]
+    assert sum(rendered) < 4 * 400
+    rendered.clear()
+    cut = opened(tmp_path, turns, **context, sft={"too_long": "cut"})
+    assert texts(cut.train) == [("1 + 1?\n2." * 5)[:40], "1 + 1?\n2." * 3]
+    assert cut.train.too_long == 1 and sum(rendered) < 4 * 400
+
+
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
