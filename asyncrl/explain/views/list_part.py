@@ -49,7 +49,7 @@ def _row(name: str, files: RunFiles, now: float) -> Html:
     pick = tag("input", type="checkbox", data_run=name, aria_label=f"compare {name}")
     return tag(
         "tr",
-        tag("td", pick),
+        tag("td", pick if name.isprintable() else ""),
         tag("td", link),
         tag("td", tag("span", word, class_=f"pill {colour}")),
         *(tag("td", cell) for cell in (*run_cells(files, now), task, model)),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, unquote
 
 from asyncrl.explain.views.assets import SCRIPTS, asset, style
 from asyncrl.explain.views.html_page import page, tag
@@ -71,7 +71,7 @@ class PageGate:
         try:
             answer = await self._answer(scope)
         except PageRefused as refused:
-            text = f"{refused}\n".encode()
+            text = f"{refused}\n".encode(errors="replace")
             answer = PageAnswer(refused.status, "text/plain; charset=utf-8", text)
         headers = [
             *ALWAYS.items(),
@@ -83,7 +83,9 @@ class PageGate:
         await send({"type": "http.response.body", "body": answer.body})
 
     async def _answer(self, scope: Scope) -> PageAnswer:
-        headers, path = scope["headers"], scope["path"]
+        headers = scope["headers"]
+        # as Python has the names of files: a run's may be no UTF-8
+        path = unquote(scope["raw_path"].decode("latin-1"), errors="surrogateescape")
         if scope["method"] not in ("GET", "HEAD"):
             raise PageRefused(405, "a page is only read, by GET")
         if not self._key and _host(headers) not in LOOPBACK:
@@ -103,7 +105,7 @@ class PageGate:
     def _with_key(self, scope: Scope) -> PageAnswer:
         """Give who asks `/?key=…` the cookie."""
         given = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[-1]
-        if scope["path"] != "/" or not hmac.compare_digest(
+        if scope["raw_path"] != b"/" or not hmac.compare_digest(
             given.encode(errors="surrogatepass"), self._key.encode()
         ):
             raise PageRefused(401, "this page has a key: open the address that asyncrl said first")

@@ -100,6 +100,7 @@ async def ask(
         "type": "http",
         "method": method,
         "path": unquote(path),
+        "raw_path": path.encode(),
         "query_string": query.encode(),
         "headers": [(name.encode(), value.encode()) for name, value in named.items()],
     }
@@ -340,12 +341,13 @@ async def test_a_folder_has_a_list_and_the_page_of_each_run(
     for text in ("learns", "killed", "12/100", "0.750", "spell_backward", "damaged", "bare"):
         assert text in found.text
     assert (await ask(app, "/")).status == 200
-    for name in ("learns", "bare", "damaged", "lr%252f5%2050%25"):
+    for name in ("learns", "bare", "damaged", "lr%252f5%2050%25", "%FF%FE"):
         assert f'href="run/{name}/"' in said
         assert (await ask(app, f"/run/{name}/")).status == 200
         for part in PARTS:
             assert (await ask(app, f"/run/{name}/part/{part}")).status == 200
-    for path in ("/run/none/", "/run/../", "/run/..%2f/", "/run/learns", "/run/%2e%2e/", "/x"):
+    assert said.count("data-run=") == 4  # none to compare whose name no script can read
+    for path in ("/run/none/", "/run/%FE/", "/run/../", "/run/..%2f/", "/run/learns", "/run/%2e%2e/", "/x"):
         assert (await ask(app, path)).status == 404
     (runs / "learns" / "run.toml").write_text('task.name = "spell_backward"\ntrain.lr = 0.5\n')
     make_run(runs / "a b", points, status=status(), toml="train.lr = 0.25\n")

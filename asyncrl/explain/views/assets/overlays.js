@@ -15,7 +15,14 @@ const Overlays = (() => {
       request.send();
     });
 
-  const own = () => decodeURIComponent(location.pathname.split("/").at(-2) ?? "");
+  const own = () => {
+    const name = location.pathname.split("/").at(-2) ?? "";
+    try {
+      return decodeURIComponent(name);
+    } catch {
+      return name; // it is no UTF-8, and not compared
+    }
+  };
 
   function lay() {
     Charts.lay([...chosen].map(([name, data]) => ({ name, data })));
