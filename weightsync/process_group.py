@@ -2,8 +2,8 @@
 worker thread, under a name and a deadline, and its failure is a `TransferError` of one sentence.
 
 A cancelled job leaves its thread behind, which ends when the call it is in does: at the latest at
-the job's deadline, sooner when a peer closes. The next job does not wait for it, unless two are
-left behind already.
+the job's deadline, sooner when a peer closes, but for a send that was half written then, of which
+gloo tells nobody. The next job does not wait for it, unless two are left behind already.
 
 gloo's connections are plain TCP without a key, as torch.distributed has them: they must be on a
 network that is trusted.

@@ -465,8 +465,9 @@ class Engine:
 @pytest.mark.processes
 @pytest.mark.parametrize("direct", [False, True], ids=["staged", "direct"])
 async def test_engines_that_die_and_hang_in_mid_transfer(tmp_path: Path, direct: bool) -> None:
-    """The transfer fails for the sender, soon where an engine died and at the deadline where it
-    hangs; the next epoch goes without it."""
+    """The transfer fails for the sender, at the deadline at the latest; the next epoch goes without
+    that engine. Where one died it mostly fails at once, but gloo tells nobody of a send that was
+    half written: the launcher tells the coordinator, which gives the transfer up."""
     big = {
         f"layer{i}": torch.randn(1 << 20, generator=torch.Generator().manual_seed(i))
         for i in range(8)
@@ -487,7 +488,7 @@ async def test_engines_that_die_and_hang_in_mid_transfer(tmp_path: Path, direct:
             for engine in engines:
                 assert await engine.answer() == {"ready": True}
             for epoch, how, deadline_s, within in [
-                (1, signal.SIGKILL, 60.0, 20.0),
+                (1, signal.SIGKILL, 15.0, 30.0),
                 (2, signal.SIGSTOP, 15.0, 30.0),
             ]:
                 victim, *others = engines[epoch - 1 :]
