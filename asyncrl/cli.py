@@ -56,6 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     given = sys.argv[1:] if argv is None else argv
+    for size in ("COLUMNS", "LINES"):
+        if not os.environ.get(size, "0").strip("0"):
+            os.environ.pop(size, None)  # at a width of 0, as some editors set it, nothing is shown
     if given[:1] == ["help"]:  # as of git: `help train` is `train --help`
         given = [*given[1:2], "--help"]
     known = parser()

@@ -43,6 +43,8 @@ def is_stored(place: str) -> bool:
 def open_store(url: str, *, patient: bool) -> ObjectStore:
     """The store at a URL. With `patient` a request may last for minutes, and is tried again. Raises
     StoreError, also for a missing extra."""
+    if not url.isprintable():  # a line break is left out by whoever reads a URL: another place
+        raise StoreError("it has characters that no URL has: write each as % and two digits")
     parts = url_parts(url)
     if parts.scheme not in SCHEMES:
         raise StoreError(f"it begins with none of {', '.join(f'{s}://' for s in SCHEMES)}")
@@ -83,10 +85,12 @@ def understood() -> Iterator[None]:
 
 
 def shown_url(url: str) -> str:
-    """A URL without its parts that may be secret.
+    """A URL without its parts that may be secret; another text as it is.
 
-    >>> shown_url("s3://key:secret@bucket/run")
-    's3://bucket/run'
+    >>> shown_url("s3://key:secret@bucket/run"), shown_url("runs/one")
+    ('s3://bucket/run', 'runs/one')
     """
     parts = url_parts(url)
+    if not is_stored(url):
+        return escaped(url, 200)
     return escaped(f"{parts.scheme}://{parts.hostname or ''}{parts.path}", 200)

@@ -188,6 +188,16 @@ def test_check_shows_what_follows_and_starts_nothing(
     assert launched == [] and list(here.iterdir()) == []
 
 
+def test_a_width_of_zero_hides_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some editors set it for what they start."""
+    monkeypatch.setenv("COLUMNS", "0")
+    monkeypatch.setenv("LINES", "0")
+    assert main(["tasks"]) == 0
+    assert "chain_sum" in capsys.readouterr().out
+
+
 def test_the_package_is_the_command() -> None:
     command = [sys.executable, "-m", "asyncrl", "settings", "nothing"]
     ran = subprocess.run(command, capture_output=True, text=True)

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer as Fast
 
 from asyncrl.config.paths import is_file
 from asyncrl.escape import escaped
+from asyncrl.files import JSON_BYTES, read_regular
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.foreign_process import CallFailed
 from asyncrl.tasks.images.image_decoder import read_image
@@ -58,7 +59,10 @@ class Tokenizer:
                 "directory with a fast tokenizer"
             )
         try:
-            self._fast: Any = Fast.from_file(str(path))
+            # not by its name, which the library wants in UTF-8
+            self._fast: Any = Fast.from_buffer(read_regular(path, JSON_BYTES))
+        except OSError as error:
+            raise TaskError(f"{path} cannot be read: {error.strerror}") from error
         except BaseException as error:
             raise TaskError(f"{path} cannot be read: {_said(error)}") from error
         # Training scripts save these with the file; a prompt is never cut or padded here.

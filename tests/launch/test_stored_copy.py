@@ -377,6 +377,12 @@ def test_the_verb_says_what_is_wrong(
     (tmp_path / "full" / "file").touch()
     assert main(["fetch", url(stored), str(tmp_path / "full")]) == 2
     assert "this already exists" in capsys.readouterr().err
+    for wrong, says in {
+        "runs/[a]": "asyncrl: runs/[a]: it is not fetched, because it begins with none of s3://",
+        "file:///a\nb": "it has characters that no URL has",  # which was /ab
+    }.items():
+        assert main(["fetch", wrong, str(tmp_path / "again")]) == 2
+        assert says in capsys.readouterr().err
     with pytest.raises(StoreError):
         StoredCopy("nonsense")
     assert is_stored("s3://a") and not is_stored("/a/b")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,14 @@ def test_a_byte_is_its_id_and_text_comes_back(tokenizer: Tokenizer, text: str) -
     ids = tokenizer.encode(text)
     assert ids == list(text.encode())
     assert tokenizer.decode(ids) == text
+
+
+def test_a_directory_may_have_a_name_that_is_no_utf_8(tmp_path: Path) -> None:
+    """As a run's; its texts were shown as ids."""
+    folder = tmp_path / os.fsdecode(b"\xff\xfe")
+    write_tokenizer(tmp_path / "model")
+    (tmp_path / "model").rename(folder)
+    assert Tokenizer(folder).decode([97, 98]) == "ab"
 
 
 def test_special_tokens_are_not_part_of_an_answer(tokenizer: Tokenizer) -> None:
