@@ -40,7 +40,7 @@ def runs_in(folder: Path) -> list[RunFiles]:
 def _entries(folder: Path) -> Iterator[Path]:
     """The entries of a folder, and of the games in it."""
     for path in folder.iterdir():
-        with suppress(OSError):
+        with suppress(OSError, ConfigError):  # as above
             if is_game(path):
                 yield from path.iterdir()
                 continue

@@ -5,6 +5,7 @@ running process at a time.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -414,8 +415,8 @@ def check_run_directory(config: Config, resume: Path | None) -> None:
     parent = next(path for path in (run, *run.parents) if exists(path) or path.is_symlink())
     if not is_folder(parent) or not os.access(parent, os.W_OK | os.X_OK):
         raise ConfigError(
-            f"{run}: the run directory cannot be written, because {parent} cannot; give this user "
-            "the right to write there, or choose another run.dir."
+            f"{run}: the run directory cannot be written, because {parent} {_closed(parent)}, or "
+            "choose another run.dir."
         )
     free = shutil.disk_usage(parent).free
     if free < FREE_BYTES:
@@ -423,6 +424,15 @@ def check_run_directory(config: Config, resume: Path | None) -> None:
             f"{run}: the disk has {free >> 20} MiB free, and a run needs {FREE_BYTES >> 20} at "
             "least; make room, or choose another run.dir."
         )
+
+
+def _closed(path: Path) -> str:
+    """The reason why no directory can be made in a path, and the remedy."""
+    if not is_folder(path):
+        return "is not a directory; move it away"
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        return f"is read-only; {remedy(OSError(errno.EROFS, ''))}"
+    return f"cannot; {remedy(OSError(errno.EACCES, ''))}"
 
 
 def refuse_taken(run: Path) -> None:

@@ -208,7 +208,12 @@ def test_a_directory_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, her
     monkeypatch.setattr(
         os, "access", lambda path, mode: False
     )  # the tests may run as root, who may everything
-    assert f"because {here} cannot" in refusal(config("run.dir=r"))
+    assert f"because {here} cannot; give this user the right" in refusal(config("run.dir=r"))
+    read_only = SimpleNamespace(f_flag=os.ST_RDONLY)
+    monkeypatch.setattr(os, "statvfs", lambda path: read_only)
+    assert f"because {here} is read-only; mount its disk" in refusal(config("run.dir=r"))
+    (here / "file").touch()
+    assert "file is not a directory; move it away" in refusal(config("run.dir=file/r"))
 
 
 def test_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -81,7 +82,7 @@ class RunsPage:
         """The name that a path begins with, its slash, and what is behind: a policy's name has that
         of its game before it."""
         name, slash, rest = path.partition("/")
-        if slash and is_game(self._folder / name):
+        if slash and _is_game(self._folder / name):
             policy, slash, rest = rest.partition("/")
             name = f"{name}/{policy}"
         return name, slash, rest
@@ -133,7 +134,7 @@ class RunsPage:
             role="region",
             aria_label="this page",
         )
-        title = f"Game {folder.name}" if is_game(folder) else "Runs"
+        title = f"Game {folder.name}" if _is_game(folder) else "Runs"
         heading = tag("header", tag("section", tag("div", tag("h1", title), class_="title")))
         body = tag("main", tag("section", asked, id="runs", data_every=4.0, class_="whole"))
         return page(
@@ -161,3 +162,10 @@ class RunsPage:
         except ConfigError as error:
             return document("compared", tag("p", str(error), class_="dim"))
         return document("compared", tag("div", table(found, head), class_="scroll"))
+
+
+def _is_game(path: Path) -> bool:
+    """True for the directory of a game; a path of somebody else, or that can be none, is not."""
+    with suppress(ConfigError):
+        return is_game(path)
+    return False

@@ -25,11 +25,12 @@ from report_support import Parsed, whole_run
 
 from asyncrl.agents.printed import AttemptOutput, PrintedFile
 from asyncrl.cli import main
+from asyncrl.config.errors import ConfigError
 from asyncrl.config.load import write
 from asyncrl.config.schema import Config
 from asyncrl.experience import events as e
 from asyncrl.experience.episode import Strand, Turn
-from asyncrl.explain import run_status, summary
+from asyncrl.explain import run_list, run_status, summary
 from asyncrl.explain.curve import line_of
 from asyncrl.explain.run_list import run_cells, runs_in
 from asyncrl.explain.run_status import ActorStatus, GroupCounts
@@ -347,7 +348,7 @@ async def test_a_folder_has_a_list_and_the_page_of_each_run(
         for part in PARTS:
             assert (await ask(app, f"/run/{name}/part/{part}")).status == 200
     assert said.count("data-run=") == 4  # none to compare whose name no script can read
-    wrong = ("none/", "%FE/", "../", "..%2f/", "learns", "%2e%2e/")
+    wrong = ("none/", "%FE/", "%00/", f"{300 * 'n'}/", "../", "..%2f/", "learns", "%2e%2e/")
     for path in (*(f"/run/{name}" for name in wrong), "/x"):
         assert (await ask(app, path)).status == 404
     (runs / "learns" / "run.toml").write_text('task.name = "spell_backward"\ntrain.lr = 0.5\n')
@@ -365,6 +366,22 @@ async def test_a_folder_has_a_list_and_the_page_of_each_run(
     monkeypatch.setattr(Path, "iterdir", _unreadable)
     app = PageGate(RunsPage(runs, waits=Waits(), now=lambda: 1e9), key="", port=80)
     assert b"cannot be read (Permission denied)" in (await ask(app, "/part/runs")).body
+
+
+def test_a_directory_of_somebody_else_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that may not be searched hid all runs of its folder."""
+    make_run(tmp_path / "one")
+    (tmp_path / "closed").mkdir()
+
+    def closed(path: Path) -> bool:
+        if path.name == "closed":
+            raise ConfigError("this cannot be used (Permission denied)")
+        return False
+
+    monkeypatch.setattr(run_list, "is_game", closed)
+    assert [files.path.name for files in runs_in(tmp_path)] == ["one"]
 
 
 def _unreadable(folder: Path) -> None:
