@@ -68,10 +68,11 @@ def _main(argv: Sequence[str] | None) -> int:
         complete(known)
     args = known.parse_args(given)
     from asyncrl.config.errors import BAD_INPUT, ConfigError
-    from asyncrl.config.paths import reachable, refuse_unnamed
+    from asyncrl.config.paths import reachable, refuse_nowhere, refuse_unnamed
     from asyncrl.runtime.output import complain
 
     try:
+        refuse_nowhere()
         refuse_unnamed(vars(args).values())
         with nullcontext() if args.verb in LONG else reachable():
             return VERBS[args.verb](args)

@@ -188,6 +188,21 @@ def test_check_shows_what_follows_and_starts_nothing(
     assert launched == [] and list(here.iterdir()) == []
 
 
+@pytest.mark.parametrize("verb", [("check",), ("train",), ("runs",), ("init", "a.jsonl")])
+def test_a_current_directory_that_is_gone_is_one_sentence(
+    verb: tuple[str, ...], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "gone").mkdir()
+    os.chdir(here / "gone")
+    (here / "gone").rmdir()
+    try:
+        assert main(verb) == 2
+    finally:
+        os.chdir(here)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("asyncrl: the current directory is gone (No such file or directory)")
+
+
 def test_a_width_of_zero_hides_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

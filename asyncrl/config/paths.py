@@ -110,6 +110,16 @@ def refuse_unnamed(values: Iterable[object]) -> None:
             raise ConfigError(f"{shown(value)}: this has a NUL, so it names no file.")
 
 
+def refuse_nowhere() -> None:
+    """Raise ConfigError if the current directory, to which paths are relative, was removed."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise ConfigError(
+            f"the current directory is gone ({error.strerror}): change to one that is there."
+        ) from None
+
+
 def refuse_lost(key: str, path: str) -> None:
     """Raise ConfigError if the setting `key` is a path that cannot be looked at, or a directory
     that cannot be searched."""
