@@ -24,7 +24,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from asyncrl.arguments import parser
-from asyncrl.exit_status import INTERRUPTED
+from asyncrl.exit_status import FAILED, INTERRUPTED
 from asyncrl.runtime.output import outlived
 from asyncrl.view_verbs import (
     compare_runs,
@@ -69,6 +69,8 @@ def _main(argv: Sequence[str] | None) -> int:
     args = known.parse_args(given)
     from asyncrl.config.errors import BAD_INPUT, ConfigError
     from asyncrl.config.paths import reachable, refuse_nowhere, refuse_unnamed
+    from asyncrl.escape import escaped
+    from asyncrl.os_errors import machine_lacks, remedy
     from asyncrl.runtime.output import complain
 
     try:
@@ -79,6 +81,12 @@ def _main(argv: Sequence[str] | None) -> int:
     except ConfigError as error:
         complain(str(error))
         return BAD_INPUT
+    except Exception as error:
+        if not machine_lacks(error):
+            raise
+        words = escaped(str(error), 300) or type(error).__name__
+        complain(f"this machine has no room for `{args.verb}` ({words}): {remedy(error)}.")
+        return FAILED
 
 
 def _train(args: argparse.Namespace) -> int:

@@ -50,7 +50,9 @@ _TO_READ = {
 _NUMBER = re.compile(r"\[Errno ([0-9]+)\]|\bos error ([0-9]+)\b|\bcode: ([0-9]+)\b")
 """An error's number in the words of Python, and of libraries in Rust (safetensors)."""
 _SCARCE = re.compile(
-    r"MemoryError|(not enough|out of|cannot allocate|can't allocate) memory|start new thread", re.I
+    r"MemoryError|(not enough|out of|cannot allocate|can't allocate) memory|start new thread"
+    r"|failed to map segment from shared object(?!: Operation)",
+    re.I,
 )
 """Words of errors without a number: of torch, and of libraries that raise an error of their own."""
 _SQLITE_OPENS = 3
@@ -105,7 +107,7 @@ def remedy(error: BaseException | str) -> str:
     'let a process open more files (ulimit -n)'
     >>> remedy(OSError(errno.ENOTTY, "not a typewriter")) == OTHER
     True
-    >>> remedy("RuntimeError: can't allocate memory"), remedy("MemoryError")
+    >>> remedy("libc.so: failed to map segment from shared object"), remedy("MemoryError")
     ('make room in memory', 'make room in memory')
     """
     if number := number_of(error):

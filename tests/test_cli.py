@@ -203,6 +203,31 @@ def test_a_current_directory_that_is_gone_is_one_sentence(
     assert line.startswith("asyncrl: the current directory is gone (No such file or directory)")
 
 
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "let a process open more files (ulimit -n)"),
+        (MemoryError(), "(MemoryError): make room in memory"),
+    ],
+)
+def test_a_machine_without_room_is_one_sentence(
+    error: Exception,
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lacking(_: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setitem(VERBS, "check", lacking)
+    assert main(["check"]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("asyncrl: this machine has no room for `check` (") and says in line
+    monkeypatch.setitem(VERBS, "check", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["check"])
+
+
 def test_a_width_of_zero_hides_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from asyncrl.config.errors import ConfigError
 from asyncrl.escape import CUT
+from asyncrl.os_errors import NO_ROOM, SCARCE
 from asyncrl.words import size
 
 SHOWN = 200
@@ -145,6 +146,8 @@ def reachable() -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in SCARCE - NO_ROOM:  # no path is at fault
+            raise
         if error.filename is None and error.errno not in _OF_A_DISK:
             raise
         if error.filename is None:  # a read of what was opened names no file

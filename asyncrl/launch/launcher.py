@@ -33,7 +33,7 @@ from asyncrl.config.cluster import joined, local_rollouts, ranks_here
 from asyncrl.config.cores import divide_cores
 from asyncrl.engines.servers.kept_servers import servers_ended
 from asyncrl.escape import escaped
-from asyncrl.exit_status import INTERRUPTED
+from asyncrl.exit_status import FAILED, INTERRUPTED
 from asyncrl.explain.display import Display
 from asyncrl.files import forget_partial, forget_partial_folders, takes_nothing
 from asyncrl.launch.cluster.actor_placement import ActorPlacement
@@ -45,7 +45,7 @@ from asyncrl.launch.cluster.reserved_port import keep_port
 from asyncrl.launch.machine_left import cores_here
 from asyncrl.launch.page import keep_page
 from asyncrl.launch.run_copy import keep_copy
-from asyncrl.launch.run_end import FAILED, RunEnd
+from asyncrl.launch.run_end import RunEnd
 from asyncrl.launch.sinks import keep_sink
 from asyncrl.launch.trainer_places import TrainerPlaces
 from asyncrl.messages import Progress, Replace, Role, StatusUpdate

@@ -12,6 +12,7 @@ from rich.console import Console
 from asyncrl.config import Config
 from asyncrl.config.errors import BAD_INPUT, DISK_NOT_READY
 from asyncrl.escape import escaped, escaped_lines
+from asyncrl.exit_status import FAILED
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.explain import summary
 from asyncrl.explain.curve import Curve, read
@@ -25,8 +26,6 @@ from asyncrl.runtime.processes.process import last_words
 from asyncrl.runtime.processes.run_supervisor import SupervisedEnd
 from asyncrl.runtime.processes.supervisor import describe_exit
 from asyncrl.runtime.run_dir import JOURNAL, METRICS, SUMMARY
-
-FAILED = 1
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ from asyncrl import files
 from asyncrl.actors.disk_exit import exit_by_disk
 from asyncrl.config import Config
 from asyncrl.config.errors import DISK_NOT_READY
+from asyncrl.exit_status import FAILED
 from asyncrl.explain import summary
 from asyncrl.journal import JournalNotReady
 from asyncrl.launch import launcher
-from asyncrl.launch.launcher import FAILED, _Launch
+from asyncrl.launch.launcher import _Launch
 from asyncrl.messages import Exited, RunFinished
 from asyncrl.runtime.processes.healing import lost_head
 from asyncrl.runtime.processes.run_supervisor import SupervisedEnd
