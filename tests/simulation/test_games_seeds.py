@@ -1,4 +1,4 @@
-"""Games of two runs in virtual time: whatever is killed, a game ends well in both or in neither
+"""Games of two to four runs in virtual time: whatever is killed, a game ends well in all or in none
 (`asyncrl/simulation/game_worlds.py`)."""
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from asyncrl.simulation.run import simulate_games
     ],
     ids=lambda seeds: f"{seeds.start}:{seeds.stop}",
 )
-def test_a_game_ends_well_in_both_runs_or_in_neither(seeds: range) -> None:
+def test_a_game_ends_well_in_all_runs_or_in_none(seeds: range) -> None:
     reports = [simulate_games(seed) for seed in seeds]
     assert not [str(report.violation) for report in reports if report.violation]
     assert min(report.ended for report in reports) >= 4
+    assert {len(report.lives) for report in reports} == {2, 3, 4}
     assert sum(sum(report.lives.values()) for report in reports) > 3 * len(seeds)
     assert sum(report.replayed for report in reports)
     assert sum(report.given_up for report in reports) or len(seeds) < 20
