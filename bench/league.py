@@ -74,6 +74,12 @@ class League:
         self._won[step] += float(((its + 3.0) / 6.0).sum())
 
 
+def sampled(policies: list[Policy], draws: np.random.Generator) -> NDArray[np.int64]:
+    """Choices in the games of each group: [groups, games]."""
+    chances = np.cumsum(policies, 1)[:, None, :2]
+    return (draws.random((len(policies), GAMES, 1)) > chances).sum(-1)
+
+
 def learned(way: str, seed: int, steps: int, lr: float) -> tuple[float, float]:
     """Exploitability of the last policy, and of the mixture of the last that were kept."""
     draws = np.random.default_rng(seed)
@@ -86,16 +92,16 @@ def learned(way: str, seed: int, steps: int, lr: float) -> tuple[float, float]:
             recent = [*recent, policy][-HELD:]
             if league is not None:
                 league.keep(step, policy)
-        change = np.zeros(3)
-        for group in range(GROUPS):
-            version = -1 if league is None else league.draw(step * GROUPS + group)
-            against = policy if league is None else league.kept[version]
-            mine = draws.choice(3, GAMES, p=policy)
-            won = WON[mine, draws.choice(3, GAMES, p=against)]
-            if league is not None:
-                league.end(version, -won)
-            change += ((won - won.mean())[:, None] * (np.eye(3)[mine] - policy)).sum(0)
-        logits = logits + lr * change / (GROUPS * GAMES)
+        groups = range(step * GROUPS, (step + 1) * GROUPS)
+        versions = [] if league is None else [league.draw(group) for group in groups]
+        against = [policy] * GROUPS if league is None else [league.kept[one] for one in versions]
+        mine = sampled([policy] * GROUPS, draws)
+        won = WON[mine, sampled(against, draws)]
+        for version, of_group in zip(versions, won, strict=False):
+            assert league is not None, "it drew the versions"
+            league.end(version, -of_group)
+        advantages = won - won.mean(1, keepdims=True)
+        logits = logits + lr * (advantages[..., None] * (np.eye(3)[mine] - policy)).mean((0, 1))
     mixture = recent if league is None else [*league.kept.values()]
     return exploitability(softmax(logits)), exploitability(np.mean(mixture, 0))
 

@@ -50,7 +50,7 @@ LIVES, LIMIT_S, LAST_S = 60, 4 * 3600.0, 900.0
 """Lives of a run, and virtual seconds of all, after which it is stuck; and those in which a run
 ends after the other has."""
 SEEK_S = 20.0
-GAME_S = 300.0
+GAME_S = 120.0
 """Virtual seconds from the beginning of a game to its end in all runs, at most, and from the end of
 one to that of the next: several attempts, each with a seat, the starts of what was killed, and the
 time until a lost seat is noticed."""
