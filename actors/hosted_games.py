@@ -167,4 +167,5 @@ async def open_games(
         timeout=httpx2.Timeout(None), limits=limits, trust_env=False, follow_redirects=False
     ) as client:
         games = HostedGames(game.policy, game.guests, GuestGateways(run, client), keeping, waits)
-        yield games, PolicyCalls(game.policy, game.guests, client, waits, config.agent.call_s)
+        call_s = config.agent.call_s
+        yield games, PolicyCalls(game.policy, game.guests, client, waits, call_s, game.past)

@@ -29,7 +29,7 @@ class Attempt:
     """One agent's attempt. `calls` are the heart's numbers of its calls, in its own order, None of
     those that were refused; `sent` are the tokens that it was given, by its number of each call
     whose answer has not ended. `diverged`: it made a call that earlier attempts had not, before it
-    repeated all of theirs. `promised`: its game is about to end well in other runs."""
+    repeated all of theirs."""
 
     peer: Peer
     rollout: int
@@ -37,7 +37,6 @@ class Attempt:
     calls: list[int | None] = field(default_factory=list)
     sent: dict[int, int] = field(default_factory=dict)
     diverged: bool = False
-    promised: bool = False
 
     def answering(self, number: int, call: int) -> None:
         """Set its call `number`, which must be answered from the first token on."""

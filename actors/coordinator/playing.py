@@ -71,7 +71,7 @@ from asyncrl.messages import (
     Standing,
     StopPlaying,
 )
-from asyncrl.messages.game_messages import OUTCOME
+from asyncrl.messages.game_messages import OUTCOME, PROMISED
 from asyncrl.runtime.ipc.errors import LinkError
 from asyncrl.runtime.processes.standstill import RunClock
 
@@ -128,7 +128,7 @@ class Playing:
         rollout = self._store.experience.rollouts.get(attempt.rollout)
         if rollout is None or rollout.episode is None or self._split(rollout) != "train":
             return False
-        if attempt.promised or any(name.startswith(OUTCOME) for name in rollout.episode.notes):
+        if any(name.startswith((OUTCOME, PROMISED)) for name in rollout.episode.notes):
             return False
         newest = [call.spans[-1].version for call in rollout.episode.calls if call.spans]
         return bool(newest) and max(newest) < oldest
@@ -182,7 +182,8 @@ class Playing:
 
     def promise(self, message: KeepGame) -> Literal["live", "ended", "over"]:
         """The state of an attempt, or of its rollout. From now on the game of a live one is not
-        given up: it is about to end well in other runs."""
+        given up, also by a later attempt or after a resume: it is about to end well in other
+        runs."""
         rollout = self._store.experience.rollouts.get(message.rollout)
         if rollout is None or rollout.status in (RolloutStatus.BURIED, RolloutStatus.WAITING):
             return "over"
@@ -191,7 +192,8 @@ class Playing:
         attempt = self._attempts.get(rollout.id)
         if attempt is None or attempt.attempt != message.attempt:
             return "over"
-        attempt.promised = True
+        if PROMISED not in episode_of(rollout).notes:
+            self._store.record(Noted(rollout.id, attempt.attempt, PROMISED, b"true"))
         return "live"
 
     def _start(self, rollout: Rollout, peer: Peer, ticket: int = 0) -> None:

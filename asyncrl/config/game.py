@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 from asyncrl.config.cluster import joined
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.fields import FIELDS, lookup
+from asyncrl.config.frozen_policies import KEYS as FROZEN_KEYS
+from asyncrl.config.frozen_policies import frozen_names, frozen_settings, refuse_without_past
 from asyncrl.config.load import Setting, load_settings, settings_in, table_settings
 from asyncrl.config.own_files import located
 from asyncrl.config.schema import PLAYED_BY_HOST, Config
@@ -88,25 +90,27 @@ def load_game(path: Path, sets: Sequence[str], environ: Mapping[str, str]) -> Ga
         raise ConfigError(f"{path}: two policies have one name: give each its own.")
     policies = dict[str, Config]()
     run = located(game["run"], path.absolute().parent)
-    for name, table in zip(names, tables, strict=True):
+    by_name = dict(zip(names, tables, strict=True))
+    frozen = frozen_names(path, by_name)
+    for name, table in by_name.items():
         source = f"{path}, policy {name}"
-        own = [
-            setting
-            for section, value in table.items()
-            if section != "name"
-            for setting in table_settings(section, value, source)
-        ]
+        of = frozen.get(name, ())
+        own = _own_settings(by_name.get(of[0], {}) if of else {}, source)
+        own += _own_settings(table, source)
         of_game = {
             ("agent", "run"): PLAYED_BY_HOST if policies else run,
             ("game", "policy"): name,
             ("game", "guests"): [] if policies else names[1:],
+            ("game", "past"): [] if policies else [*frozen],
             ("run", "dir"): _own_dir(game, name),
         }
+        given = [Setting(key, value, source) for key, value in of_game.items()]
+        if of:
+            given += frozen_settings(table, of, source)
         for setting in (*shared, *own):
-            if setting.path in of_game:
+            if setting.path in {one.path for one in given} - {("model", "path")}:
                 key = ".".join(setting.path)
                 raise ConfigError(f"{setting.source}: {key} is the game's: remove it.")
-        given = [Setting(key, value, source) for key, value in of_game.items()]
         layer = [*shared, *own, *given]
         policies[name] = load_settings(layer, path.absolute().parent, sets, environ)
     refuse_unlike(policies)
@@ -115,12 +119,22 @@ def load_game(path: Path, sets: Sequence[str], environ: Mapping[str, str]) -> Ga
     return GameRuns(folder, policies)
 
 
+def _own_settings(table: Mapping[str, Any], source: str) -> list[Setting]:
+    return [
+        setting
+        for section, value in table.items()
+        if section not in ("name", *FROZEN_KEYS)
+        for setting in table_settings(section, value, source)
+    ]
+
+
 def _own_dir(game: Mapping[str, Any], name: str) -> str:
     return str(Path(game["dir"]) / name) if "dir" in game else name
 
 
 def refuse_unlike(policies: Mapping[str, Config]) -> None:
     """Check that runs can play one game. Raises ConfigError."""
+    refuse_without_past(policies)
     for (one, mine), (other, its) in pairwise(policies.items()):
         for key in SAME:
             if lookup(mine, key) != lookup(its, key):

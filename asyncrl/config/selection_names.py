@@ -1,5 +1,5 @@
 """Names that the settings of selection may have: its curricula, sizes of groups, filters, choices
-of members, and rules of pruning, forks and replay. Each is a file in
+of members and opponents, and rules of pruning, forks and replay. Each is a file in
 `asyncrl/algorithms/selection/`, or a user's own."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from asyncrl.algorithms.selection.fork import ForkRule
 from asyncrl.algorithms.selection.group_size import Sizing
 from asyncrl.algorithms.selection.growth import GrowingSizing
 from asyncrl.algorithms.selection.keep import KeepRule
+from asyncrl.algorithms.selection.league import LeagueRule
 from asyncrl.algorithms.selection.prune import PruneRule
 from asyncrl.algorithms.selection.replay import ReplayRule
 from asyncrl.config.plugins import Registry, derived_from, in_folder
@@ -56,6 +57,11 @@ KEEPS: Registry[type[KeepRule]] = Registry(
     "keep rule", in_folder(FOLDER, KeepRule), _with("choose", "members, count, draw")
 )
 """Rules that `train.keep` may name: which members of a finished group are trained."""
+
+LEAGUES: Registry[type[LeagueRule]] = Registry(
+    "league rule", in_folder(FOLDER, LeagueRule), _with("weights", "past")
+)
+"""Rules that a frozen policy's `draw` may name: which past version plays."""
 
 REPLAYS: Registry[type[ReplayRule]] = Registry(
     "replay", in_folder(FOLDER, ReplayRule), _with("choose", "candidates, count")

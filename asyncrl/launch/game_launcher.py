@@ -1,4 +1,5 @@
-"""The runs of a game as one: each is a process of its own with the launcher of any run.
+"""The runs of a game as one: each is a process of its own with the launcher of any run. Frozen
+policies are processes beside them, which end when all runs have.
 
     signals ──▶ each run (the first one drains all)
     lines   ◀── each run, with its policy's name before them
@@ -39,11 +40,17 @@ DRAIN_S = 60.0
 
 
 class PolicyRun(NamedTuple):
-    """A run of a game, checked and claimed; `resume` is its directory if it continues one."""
+    """A run of a game, or a frozen policy, checked and claimed; `resume` is its directory if it
+    continues one."""
 
     policy: str
     config: Config
     resume: Path | None
+
+    @property
+    def frozen(self) -> bool:
+        """True of a frozen policy, which is no run."""
+        return bool(self.config.game.frozen)
 
 
 class _RunProcess(NamedTuple):
@@ -87,10 +94,15 @@ def _launch(run: PolicyRun, writing: int, parent: int) -> NoReturn:
             os.dup2(writing, 1)
             os.dup2(writing, 2)
             os.close(writing)
-            from asyncrl.launch.launcher import launch
+            if run.frozen:
+                from asyncrl.launch.past.past_player import play_past
 
-            console = Console(file=Output(sys.stdout), width=120)  # type: ignore[arg-type]
-            status = launch(run.config, resume=run.resume, console=console)
+                status = play_past(run.config)
+            else:
+                from asyncrl.launch.launcher import launch
+
+                console = Console(file=Output(sys.stdout), width=120)  # type: ignore[arg-type]
+                status = launch(run.config, resume=run.resume, console=console)
     except BaseException:  # noqa: BLE001 (this process ends here, and the game with it)
         traceback.print_exc()
     finally:
@@ -129,8 +141,8 @@ class _RunningGame:
             await child.process.kill_group()
         name, first = child.run.policy, not self._ended
         self._ended[name] = code
-        if not self._left:
-            pass
+        if not self._runs_left:
+            ending.start_soon(self._end, 0.0)  # frozen policies have nobody to play with
         elif code not in (0, INTERRUPTED):
             self._say(f"The run of {name} {describe_exit(code)}, so the game is over.")
             ending.start_soon(self._end, 0.0)
@@ -139,6 +151,10 @@ class _RunningGame:
             ending.start_soon(self._end, child.run.config.supervision.stall_s / 2)
         if code not in (0, INTERRUPTED) and not self._status:
             self._status = code if code > 0 else 1
+
+    @property
+    def _runs_left(self) -> list[_RunProcess]:
+        return [child for child in self._left if not child.run.frozen]
 
     @property
     def _left(self) -> list[_RunProcess]:
@@ -176,7 +192,8 @@ class _RunningGame:
         self._console.out(text, highlight=False)
 
     def _obey(self, number: signal.Signals) -> None:
-        """Pass a signal on to all runs, which obey it as any run does."""
+        """Pass a signal on to all runs, which obey it as any run does. Frozen policies play until
+        all runs have drained."""
         self._signalled = self._signalled or number
-        for child in self._left:
+        for child in self._runs_left:
             child.process.signal(number)

@@ -23,9 +23,10 @@ from asyncrl.explain.run_files import game_of, is_game, is_run
 from asyncrl.files import read_regular, write_whole
 from asyncrl.launch import preflight
 from asyncrl.launch.game_launcher import PolicyRun, launch_game
+from asyncrl.launch.past.past_directory import checked_past, claimed_past
 from asyncrl.launch.private import private_files, refuse_foreign
 from asyncrl.library.train import checked
-from asyncrl.runtime.run_dir import GAME, RUN_TOML
+from asyncrl.runtime.run_dir import GAME, PAST_TOML, RUN_TOML
 
 BYTES = 2**16
 """Bytes of a GAME file, at most."""
@@ -44,7 +45,9 @@ def start_game(game: GameRuns, resume: Path | None, console: Console) -> int:
     configs = checked_game(game, folder, console, resumes=resume is not None)
     with ExitStack() as claims, private_files():
         for config in configs.values():
-            claims.enter_context(preflight.claimed(config))
+            claims.enter_context(
+                claimed_past(config) if config.game.frozen else preflight.claimed(config)
+            )
         with usable(folder / GAME, "written"):
             write_whole(folder / GAME, msgspec.json.encode(_Policies([*configs])))
         runs = [
@@ -76,6 +79,9 @@ def checked_game(
         run = folder / name
         config = replace(config, run=replace(config.run, dir=str(run)))
         try:
+            if config.game.frozen:
+                configs[name] = checked_past(config, console)
+                continue
             configs[name] = checked(
                 config, run if resumes else None, console, None, architecture=architecture
             )
@@ -110,10 +116,11 @@ def resumed_game(folder: Path, sets: Sequence[str], environ: Mapping[str, str]) 
     policies = dict[str, Config]()
     for name in names:
         run = folder / name
-        if not is_file(run / RUN_TOML):
+        toml = run / (PAST_TOML if is_file(run / PAST_TOML) else RUN_TOML)
+        if not is_file(toml):
             raise ConfigError(f"{run}: there is no run of the policy {name}; put it back.")
         refuse_foreign(run.absolute())
-        policies[name] = load(run / RUN_TOML, sets, environ)
+        policies[name] = load(toml, sets, environ)
     refuse_unlike(policies)
     return GameRuns(str(folder), policies)
 

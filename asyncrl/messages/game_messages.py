@@ -16,6 +16,8 @@ or is not known any more."""
 
 OUTCOME = "asyncrl/outcome/"
 """Start of the names under which a host notes how a game ended, before it ends in other runs."""
+PROMISED = "asyncrl/promised"
+"""The name under which each run notes that it does not give a game up, before any run ends it."""
 
 
 class Standing(Part, frozen=True):

@@ -1,9 +1,11 @@
-"""Two runs that play one game, in virtual time: a host's and a guest's world, between which all but
-HTTP is the product's own, while processes and whole runs are killed and agents fail.
+"""Runs that play one game, two to four, in virtual time: the worlds of a host and its guests,
+between which all but HTTP is the product's own, while processes and whole runs are killed and
+agents fail.
 
-Invariants, looked at at every event: the host ends a game well only once the guest's end is on the
-guest's disk, the guest only once the outcome is on the host's; neither gives up what the other has
-ended; and each run samples its own contexts alone.
+Invariants, looked at at every event: the host ends a game well only once the end of each guest is
+on that guest's disk, a guest only once the outcome is on the host's; none gives up what another has
+ended; and each run samples its own contexts alone. While no run is over, each game ends in all of
+them within `GAME_S` of its beginning, and another one ends within that time.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ import trio
 
 from asyncrl.actors.agent_pool import AgentAttempt, AgentClock
 from asyncrl.actors.agents_actor import Asking, EpisodePlayer, agents_actor
-from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.actors.guest_gateways import GuestRefused
 from asyncrl.actors.guest_pool import GuestPool
 from asyncrl.actors.hosted_games import HostedGames
@@ -36,121 +37,49 @@ from asyncrl.agents.gateway.played_sessions import PlayedSessions
 from asyncrl.agents.gateway.policy_calls import PolicyCalls
 from asyncrl.agents.gateway.seats import Seats
 from asyncrl.config import Config
-from asyncrl.experience import events as e
 from asyncrl.messages import Standing
-from asyncrl.messages.game_messages import OUTCOME
 from asyncrl.runtime.ipc.link import Link
 from asyncrl.simulation.fake_world import BETWEEN_LIVES_S, FakeWorld, Speeds, no_text
-from asyncrl.simulation.observer import Violation, WorldObserver
+from asyncrl.simulation.game_side import FIRST, HOST, MORE, GameSide
+from asyncrl.simulation.observer import Violation
 from asyncrl.simulation.sim_process import SimProcess
 from asyncrl.simulation.task_order import replayable
 from asyncrl.simulation.virtual_clock import VirtualClock
 
-HOST, GUEST = "host", "guest"
-FIRST = {HOST: 11, GUEST: 12}
-"""The first token of each context of a policy."""
 LIVES, LIMIT_S, LAST_S = 60, 4 * 3600.0, 900.0
 """Lives of a run, and virtual seconds of all, after which it is stuck; and those in which a run
 ends after the other has."""
 SEEK_S = 20.0
+GAME_S = 120.0
+"""Virtual seconds from the beginning of a game to its end in all runs, at most, and from the end of
+one to that of the next: several attempts, each with a seat, the starts of what was killed, and the
+time until a lost seat is noticed."""
 
 
 @dataclass
 class GameReport:
-    """Report of one seed: lives, games by how they ended in both runs, and what was wrong."""
+    """Report of one seed: lives, games by how they ended in all runs, the virtual seconds of the
+    slowest one and of all, the weights of each version of each policy, and what was wrong."""
 
     seed: int
     lives: dict[str, int] = field(default_factory=dict)
     ended: int = 0
     given_up: int = 0
     replayed: int = 0
+    slowest_s: float = 0.0
+    virtual_s: float = 0.0
+    weights: dict[str, dict[int, int]] = field(default_factory=dict)
     events: int = 0
     violation: Violation | None = None
-
-
-class _GameEnd(NamedTuple):
-    """The end of a game in a run: sealed or buried, by the event of this number."""
-
-    sealed: bool
-    number: int
-
-
-class _Side(WorldObserver):
-    """The games of one run, by the events that it did not lose."""
-
-    def __init__(self, policy: str) -> None:
-        super().__init__()
-        self.policy = policy
-        self.world: FakeWorld
-        self.other: _Side
-        self.events = list[e.AnyEvent]()
-        self.replayed = 0
-        self._read()
-
-    def _read(self) -> None:
-        self.keys, self.done = dict[int, int](), dict[int, _GameEnd]()
-        self.outcomes = dict[int, int]()
-        for number, event in enumerate(self.events, 1):
-            self._note(number, event)
-
-    def _note(self, number: int, event: e.AnyEvent) -> None:
-        match event:
-            case e.Admitted():
-                self.keys |= {event.first + n: event.key + n for n in range(event.size)}
-            case e.Sealed() if event.rollout in self.keys:
-                self.done[self.keys[event.rollout]] = _GameEnd(True, number)
-            case e.Buried() if event.rollout in self.keys:
-                self.done[self.keys[event.rollout]] = _GameEnd(False, number)
-            case e.Noted() if event.name.startswith(OUTCOME):
-                self.outcomes.setdefault(self.keys[event.rollout], number)
-
-    @property
-    def durable(self) -> int:
-        return self.world.sim_disk.last
-
-    def on_begin(
-        self, store: EventStore, version: int, cursor: int, last: int, evaluated: object = ()
-    ) -> None:
-        del self.events[last:]
-        self._read()
-
-    def on_event(self, number: int, event: e.AnyEvent) -> None:
-        del self.events[number - 1 :]
-        self.events.append(event)
-        self._note(number, event)
-        match event:
-            case e.Sealed() | e.Buried() if event.rollout in self.keys:
-                self._look(self.keys[event.rollout], isinstance(event, e.Sealed))
-            case e.Called() if event.after is None and event.given:
-                first = int.from_bytes(event.given[:4], "little")
-                self.hold(
-                    "each samples its own", first == FIRST[self.policy], "a context has {}", first
-                )
-
-    def _look(self, key: int, sealed: bool) -> None:
-        theirs = self.other.done.get(key)
-        if not sealed:
-            kept = theirs is None or not theirs.sealed
-            self.hold("pairs", kept, "the {} gives up game {}, which has ended", self.policy, key)
-        elif self.policy == HOST:
-            ended = theirs is not None and theirs.sealed and theirs.number <= self.other.durable
-            self.hold("order", ended, "game {} ends, and the guest's disk has {}", key, theirs)
-        else:
-            number = self.other.outcomes.get(key)
-            kept = number is not None and number <= self.other.durable
-            self.hold("order", kept, "game {} ends, and the host's disk has no outcome", key)
-            self.hold(
-                "pairs", theirs is None or theirs.sealed, "game {} was given up by the host", key
-            )
 
 
 class _GameWorld(FakeWorld):
     """One of the two runs. `play_s` draws the seconds between two acts of the agent of a seed."""
 
-    def __init__(self, side: _Side, seed: int, config: Config, speeds: Speeds) -> None:
+    def __init__(self, side: GameSide, seed: int, config: Config, speeds: Speeds) -> None:
         super().__init__(seed, config, side, speeds)
         self.side, side.world = side, self
-        self.other: _GameWorld
+        self.guests = dict[str, _GameWorld]()
         self.over = False
         self.failures = 0
         """Attempts that fail next."""
@@ -161,20 +90,20 @@ class _GameWorld(FakeWorld):
         keeping = DiskWaits(sessions.say, process.waits)
         seats, games = None, None
         player: GuestPool | _ScriptedGame
-        if self.side.policy == GUEST:
+        if self.side.policy != HOST:
             seats = Seats(sessions.say, keeping, process.waits)
             player = GuestPool(seats, sessions, process.waits)
             self.table = process, sessions, seats
         else:
-            guests = _MemoryGuests(self.other)
-            games = HostedGames(HOST, (GUEST,), guests, keeping, process.waits)
-            player = _ScriptedGame(self, sessions, _MemoryCalls(self.other, process))
+            guests = _MemoryGuests(self.guests)
+            games = HostedGames(HOST, (*self.guests,), guests, keeping, process.waits)
+            player = _ScriptedGame(self, sessions, _MemoryCalls(guests, process))
         episodes = EpisodePlayer(
             player,
             sessions,
             no_text,
             reporter,
-            url="http://here",
+            url=f"http://{self.side.policy}",
             episode_s=self.config.agent.episode_s,
             games=games,
             asking=Asking(keeping, seats),
@@ -195,16 +124,16 @@ class _GameWorld(FakeWorld):
 
 
 class _MemoryGuests:
-    """The guest's gateway without HTTP."""
+    """The guests' gateways without HTTP."""
 
-    def __init__(self, guest: _GameWorld) -> None:
-        self._guest = guest
+    def __init__(self, guests: Mapping[str, _GameWorld]) -> None:
+        self._guests = guests
 
     async def seek(self, name: str, asked: dict[str, Any]) -> GuestSeat | str | None:
-        if self._guest.over:
+        if self._guests[name].over:
             return "gone"
         standing = Standing(asked["next"], asked["live"], asked["buried"])
-        found = await self._at(lambda _, seats: seats.seek(asked["key"], standing, SEEK_S))
+        found = await self.at(name, lambda _, seats: seats.seek(asked["key"], standing, SEEK_S))
         return msgspec.json.decode(found, type=GuestSeat) if isinstance(found, bytes) else found
 
     async def tell(self, seat: GuestSeat, what: str, body: Any) -> str:
@@ -214,20 +143,20 @@ class _MemoryGuests:
                 return await seats.keeping.kept(session.play)
             return await seats.end(session, body["reward"])
 
-        return str(await self._at(told))
+        return str(await self.at(_policy_of(seat), told))
 
     async def leave(self, seat: GuestSeat) -> None:
         async def left(sessions: PlayedSessions, seats: Seats) -> None:
             await trio.lowlevel.checkpoint()
             seats.leave(sessions.named(seat.session), "")
 
-        await self._at(left)
+        await self.at(_policy_of(seat), left)
 
-    async def _at(self, ask: Callable[[PlayedSessions, Seats], Awaitable[Any]]) -> Any:
-        """The answer of the guest's agents actor; GuestRefused as it dies, or refuses."""
-        if self._guest.table is None or not self._guest.table[0].alive:
+    async def at(self, name: str, ask: Callable[[PlayedSessions, Seats], Awaitable[Any]]) -> Any:
+        """The answer of a guest's agents actor; GuestRefused as it dies, or refuses."""
+        if (table := self._guests[name].table) is None or not table[0].alive:
             raise GuestRefused("nobody answers")
-        process, sessions, seats = self._guest.table
+        process, sessions, seats = table
         answer: Any = None
         refused = ""
 
@@ -253,12 +182,15 @@ class _MemoryGuests:
         return answer
 
 
-class _MemoryCalls(PolicyCalls):
-    """The product's calls of another policy, but for HTTP."""
+def _policy_of(seat: GuestSeat) -> str:
+    return seat.base_url.removeprefix("http://").partition("/")[0]
 
-    def __init__(self, guest: _GameWorld, process: SimProcess) -> None:
-        self._guest, self._waits = guest, process.waits
-        self._guests = _MemoryGuests(guest)
+
+class _MemoryCalls(PolicyCalls):
+    """The product's calls of other policies, but for HTTP."""
+
+    def __init__(self, guests: _MemoryGuests, process: SimProcess) -> None:
+        self._guests, self._waits, self._past = guests, process.waits, ()
 
     async def _asked(self, seat: GuestSeat, call: OtherCall) -> OtherAnswer:
         asked = json.loads(call.body)
@@ -269,7 +201,7 @@ class _MemoryCalls(PolicyCalls):
             return OtherAnswer("", json.dumps(ids), 200 if ids is not None else 422)
 
         try:
-            return await self._guests._at(said)  # type: ignore[no-any-return]
+            return await self._guests.at(call.model, said)  # type: ignore[no-any-return]
         except GuestRefused as refused:
             raise GatewayError(502, "other_policy", str(refused)) from None
 
@@ -311,27 +243,45 @@ class _ScriptedGame:
             said = await _say(session, (FIRST[HOST], turn, *seen), draw.choice((1, 2, 4)))
             if said is None:
                 break
-            asked = {"ids": [FIRST[GUEST], turn, *seen, *said], "budget": draw.choice((1, 3))}
-            call = OtherCall(GUEST, "/say", {}, json.dumps({"model": GUEST} | asked).encode())
-            try:
-                answer = await self._calls.answer(session, call)
-            except GatewayError as error:
-                return failed("raised", str(error))
-            if answer.status != 200:
-                break
-            seen += [*said, *json.loads(answer.body)]
-        return AgentEnded({HOST: float(sum(seen) % 3), GUEST: float(len(seen) % 2)})
+            seen += said
+            for guest in self._world.guests:
+                asked = {"ids": [FIRST[guest], turn, *seen], "budget": draw.choice((1, 3))}
+                call = OtherCall(guest, "/say", {}, json.dumps({"model": guest} | asked).encode())
+                try:
+                    answer = await self._calls.answer(session, call)
+                except GatewayError as error:
+                    return failed("raised", str(error))
+                if answer.status != 200:
+                    return _rewards(self._world, seen)
+                seen += json.loads(answer.body)
+        return _rewards(self._world, seen)
 
 
-def play_games(seed: int) -> GameReport:
-    """Run the two runs of a seed to their end."""
+def _rewards(host: _GameWorld, seen: list[int]) -> AgentEnded:
+    guests = dict.fromkeys(host.guests, float(len(seen) % 2))
+    return AgentEnded({HOST: float(sum(seen) % 3), **guests})
+
+
+class GamePlan(NamedTuple):
+    """The choices beside a seed's draws: whether faults happen, whether all runs are at lag 0, and
+    the policies that take no time to train."""
+
+    faults: bool = True
+    on_policy: bool = False
+    free: tuple[str, ...] = ()
+
+
+def play_games(seed: int, plan: GamePlan) -> GameReport:
+    """Run the runs of a seed to their end."""
     clock = VirtualClock()
     with replayable(seed):
-        return trio.run(partial(_run, seed), clock=clock, strict_exception_groups=True)
+        return trio.run(partial(_run, seed, plan), clock=clock, strict_exception_groups=True)
 
 
 def _config(policy: str, draw: random.Random, shared: dict[str, Any]) -> Config:
     lag, depth = draw.choice(((0, 0), (1, 1), (2, 1)))
+    if shared["on_policy"]:
+        lag, depth = 0, 0
     host = policy == HOST
     return msgspec.convert(
         {
@@ -349,7 +299,7 @@ def _config(policy: str, draw: random.Random, shared: dict[str, Any]) -> Config:
                 "episode_s": 20.0,
                 "attempts": draw.choice((2, 3)),
             },
-            "game": {"policy": policy, "guests": [GUEST] if host else []},
+            "game": {"policy": policy, "guests": shared["guests"] if host else []},
             "rollout": {
                 "actors": draw.choice((1, 2)),
                 "group_size": shared["size"],
@@ -376,64 +326,103 @@ def _config(policy: str, draw: random.Random, shared: dict[str, Any]) -> Config:
     )
 
 
-async def _run(seed: int) -> GameReport:
+def _worlds(seed: int, plan: GamePlan) -> dict[str, _GameWorld]:
+    """The runs of a seed's game, each of which knows the others."""
     draw = random.Random(f"games/{seed}")
-    shared = {"size": draw.choice((2, 3)), "steps": 4, "batch": draw.choice((1, 2))}
+    policies = MORE[: random.Random(f"policies/{seed}").choice((2, 2, 3, 4))]
+    shared = {
+        "size": draw.choice((2, 3)),
+        "steps": 4,
+        "batch": draw.choice((1, 2)),
+        "guests": policies[1:],
+        "on_policy": plan.on_policy,
+    }
     worlds = dict[str, _GameWorld]()
-    for policy in (HOST, GUEST):
+    for policy in policies:
         pace = draw.choice((0.02, 0.1))
         think = draw.choice((0.05, 0.5))
         speeds = Speeds(
             pace=partial(draw.choice, (pace, pace, 4 * pace)),
-            step_s=draw.choice((0.02, 0.5)),
+            step_s=draw.choice((0.02, 0.5)) * (policy not in plan.free),
             think_s=lambda seed, think=think: think * (1 + seed % 3),  # type: ignore[misc]
         )
-        side = _Side(policy)
-        worlds[policy] = _GameWorld(side, seed, _config(policy, draw, shared), speeds)
-    host, guest = worlds[HOST], worlds[GUEST]
-    for one, other in ((host, guest), (guest, host)):
-        one.other, one.side.other = other, other.side
+        worlds[policy] = _GameWorld(GameSide(policy), seed, _config(policy, draw, shared), speeds)
+    worlds[HOST].guests = {policy: worlds[policy] for policy in policies[1:]}
+    for world in worlds.values():
+        world.side.others = [each.side for each in worlds.values() if each is not world]
+    return worlds
 
+
+async def _run(seed: int, plan: GamePlan) -> GameReport:
+    worlds = _worlds(seed, plan)
+    virtual_s = 0.0
+    host, sides = worlds[HOST].side, [world.side for world in worlds.values()]
+    slowest_s = [0.0]
     with trio.move_on_after(LIMIT_S) as limit:
         async with trio.open_nursery() as nursery:
 
             async def live(world: _GameWorld) -> None:
+                nonlocal virtual_s
                 await world.live()
-                if world.other.over:
-                    nursery.cancel_scope.cancel()
-                else:
+                virtual_s = trio.current_time()
+                if not all(each.over for each in worlds.values()):
                     await trio.sleep(LAST_S)
-                    nursery.cancel_scope.cancel()
+                nursery.cancel_scope.cancel()
 
             for world in worlds.values():
                 world.side.stop = nursery.cancel_scope.cancel
                 nursery.start_soon(live, world)
-            if seed % 10:
+            nursery.start_soon(_look_at_ends, worlds, slowest_s)
+            if seed % 10 and plan.faults:
                 nursery.start_soon(_faults, worlds, random.Random(f"faults/{seed}"))
     if limit.cancelled_caught:
-        host.side.violated("liveness", f"{LIMIT_S:g} virtual seconds, and the game is not over")
-    if not host.side.violation and not guest.side.violation:
-        # one whose steps lost stale tokens may need games that the other does not play any more;
+        host.violated("liveness", f"{LIMIT_S:g} virtual seconds, and the game is not over")
+    if not any(side.violation for side in sides):
+        # one whose steps lost stale tokens may need games that another does not play any more;
         # its launcher drains it then
-        done = host.over or guest.over
-        host.side.hold("liveness", done, "no run made its steps")
-    ends = [done.sealed for done in host.side.done.values()]
+        done = any(world.over for world in worlds.values())
+        host.hold("liveness", done, "no run made its steps")
+    ends = [done.sealed for done in host.done.values()]
     return GameReport(
         seed=seed,
         lives={name: len(world.lives) for name, world in worlds.items()},
         ended=sum(ends),
         given_up=len(ends) - sum(ends),
-        replayed=host.side.replayed,
-        events=sum(len(world.side.events) for world in worlds.values()),
-        violation=host.side.violation or guest.side.violation,
+        replayed=host.replayed,
+        slowest_s=slowest_s[0],
+        virtual_s=virtual_s,
+        weights={side.policy: side.weights for side in sides},
+        events=sum(len(side.events) for side in sides),
+        violation=next((side.violation for side in sides if side.violation), None),
     )
 
 
+async def _look_at_ends(worlds: Mapping[str, _GameWorld], slowest_s: list[float]) -> None:
+    """While no run is over, hold that each game that the host has begun ends in all runs in time,
+    and that games go on ending."""
+    host, sides = worlds[HOST].side, [world.side for world in worlds.values()]
+    last = trio.current_time()
+    ended = 0
+    while not any(world.over for world in worlds.values()):
+        await trio.sleep(1.0)
+        now = trio.current_time()
+        for key, begun in host.begun_at.items():
+            ends = [side.ended_at.get(key, now) for side in sides]
+            late = max(ends) - begun
+            slowest_s[0] = max(slowest_s[0], late)
+            host.hold(
+                "liveness", late <= GAME_S, "game {} has not ended in all runs in {} s", key, late
+            )
+        if (count := sum(len(side.ended_at) for side in sides)) != ended:
+            ended, last = count, now
+        host.hold("liveness", now - last <= GAME_S, "no game has ended for {} s", now - last)
+
+
 async def _faults(worlds: Mapping[str, _GameWorld], draw: random.Random) -> None:
-    """Kill processes, runs, and both runs, and have agents fail, at drawn times."""
+    """Kill processes, a run, and all runs, and have agents fail, at drawn times."""
     for _ in range(draw.randint(1, 8)):
         await trio.sleep(draw.choice((0.3, 1.0, 4.0)) * draw.random())
-        kind, world = draw.randrange(6), worlds[draw.choice((HOST, GUEST))]
+        kind, world = draw.randrange(6), worlds[draw.choice([*worlds])]
         hit = [*worlds.values()] if kind == 0 else [world]
         if kind < 2:
             for each in hit:

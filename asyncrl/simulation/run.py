@@ -24,7 +24,7 @@ from asyncrl.simulation.checker.reference_trees import group_of_trees
 from asyncrl.simulation.fake_learner import loss_of
 from asyncrl.simulation.fake_world import BETWEEN_LIVES_S, FakeWorld
 from asyncrl.simulation.faults import Fault, agents_plan, carry_out, plan
-from asyncrl.simulation.game_worlds import GameReport, play_games
+from asyncrl.simulation.game_worlds import GamePlan, GameReport, play_games
 from asyncrl.simulation.injector import Injector
 from asyncrl.simulation.observer import Violation
 from asyncrl.simulation.policy import Rewards
@@ -116,10 +116,10 @@ def simulate_agents(seed: int, *, config: Config | None = None) -> SeedReport:
     return _simulated(seed, shape if config is None else shape._replace(config=config), faults)
 
 
-def simulate_games(seed: int) -> GameReport:
-    """Run the two runs of a seed's games to their end."""
+def simulate_games(seed: int, plan: GamePlan | None = None) -> GameReport:
+    """Run the runs of a seed's games to their end."""
     with silence():
-        return play_games(seed)
+        return play_games(seed, plan or GamePlan())
 
 
 def _simulated(seed: int, shape: Shape, faults: Sequence[Fault]) -> SeedReport:

@@ -39,6 +39,7 @@ from asyncrl.messages import (
     GiveFailure,
     GiveReward,
     Hello,
+    KeepGame,
     Message,
     Note,
     Play,
@@ -507,6 +508,22 @@ async def test_an_agent_is_told_that_its_rollout_is_over() -> None:
     p.playing.on_ask(actor, p.ask_late, ids(1))  # on its way already
     p.pump()
     assert actor.take(StopPlaying) == [StopPlaying(number, 1)]
+
+
+@pytest.mark.parametrize("promised", [False, True])
+async def test_a_game_that_is_about_to_end_elsewhere_is_not_given_up_by_a_later_attempt(
+    promised: bool,
+) -> None:
+    p = Parts()
+    actor, number = p.begun()
+    p.ask(actor, number, 0, 1, 2)
+    p.sample(*p.lease(), 3)
+    if promised:
+        assert p.playing.promise(KeepGame(1, number, 1)) == "live"
+    p.replace(actor)  # its host's agents were killed, or this run was: another attempt plays it
+    assert p.rollout(number).status is RolloutStatus.BEGUN
+    p.playing.pump(9)  # by now no step can train its tokens
+    assert (number in p.experience.rollouts) == promised
 
 
 async def test_actors_are_given_what_they_have_room_for_the_emptiest_first() -> None:

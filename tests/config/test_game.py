@@ -49,9 +49,49 @@ def test_each_policy_has_the_shared_tables_and_its_own(tmp_path: Path) -> None:
     assert load_game(path, ["run.dir=there"], {}).dir == "there"
 
 
+def test_a_frozen_policy_has_the_settings_of_the_one_whose_past_it_is(tmp_path: Path) -> None:
+    more = '[[policy]]\nname = "past"\nfrozen = "two"\ndraw = "pfsp"\nengine = { slots = 3 }\n'
+    _, policies = load_game(written(tmp_path, GAME + more), [], {})
+    past = policies["past"]
+    assert (past.game.frozen, past.game.draw, past.game.versions) == (("two",), "pfsp", 8)
+    assert past.train.lr == 0.5 and past.engine.slots == 3 and past.agent.run == "guest"
+    assert policies["one"].game.guests == ("two", "past") and policies["one"].game.past == ("past",)
+    listed = more.replace('"two"', '["a", "/b"]')
+    past = load_game(written(tmp_path, GAME + listed), [], {})[1]["past"]
+    assert past.game.frozen == (f"{tmp_path}/a", "/b") and past.model.path == f"{tmp_path}/a"
+    with pytest.raises(ConfigError, match=r"set train\.checkpoint_every of it"):
+        load_game(written(tmp_path, GAME + more), ["train.checkpoint_every=0"], {})
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ('frozen = "three"', "past versions of 'three', which is no policy of this game"),
+        ('frozen = "past"', "past versions of past, which is frozen itself and has none"),
+        ("frozen = []", "must be the name of a policy, or a list of model directories"),
+        ("frozen = 3", "must be the name of a policy, or a list of model directories"),
+        ('draw = "latest"', "draw is of a frozen policy, and this one is trained"),
+        ('frozen = "two"\ndraw = "best"', "game.draw"),
+        ('frozen = "two"\nversions = 0', "game.versions"),
+        ('frozen = ["a", "b"]\nversions = 1', "not all of these versions would be held"),
+        ('frozen = "two"\nengine = { kind = "scripted" }', "held by the embedded engine"),
+        (
+            'frozen = "one"\n[[policy]]\nname = "older"\nfrozen = "past"',
+            "older is past versions of past, which is frozen itself",
+        ),
+    ],
+)
+def test_opponents_that_cannot_be_are_one_sentence(tmp_path: Path, more: str, said: str) -> None:
+    path = written(tmp_path, f'{GAME}[[policy]]\nname = "past"\n{more}\n')
+    with pytest.raises(ConfigError, match=said) as raised:
+        load_game(path, [], {})
+    assert "\n" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
+        ('name = "one"', 'name = "one"\nfrozen = "two"', "put a trained one first"),
         ('run = "./play.py:play"', "", r"\[game\] has no run: name the function"),
         ('run = "./play.py:play"', 'run = ["sh"]', "game.run is .*, and must be a text"),
         ('run = "./play.py:play"', 'run = "http"', "a game is a function: name one"),

@@ -1,4 +1,4 @@
-"""A game of two policies, as docs/policies.md has it: two runs that are started, killed, resumed
+"""A game as docs/policies.md has it: two runs and a frozen policy that are started, killed, resumed
 and ended as one."""
 
 from __future__ import annotations
@@ -18,10 +18,23 @@ from asyncrl.journal import read
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.explore]
 
 GAME = Path(__file__).parents[2] / "docs" / "examples" / "guessing" / "game.toml"
+PAST = """
+[[policy]]
+name = "past"
+frozen = "solver"
+draw = "latest"
+"""
+PLAY = """
+    before = await said("past", f"sort {hint[:5]}:")
+    won = float(len(guess) > len(before))
+    return {"proposer": right * brief, "solver": right, "past": 1.0 - won}
+"""
+"""In place of what guess.py returns."""
 STEPS = 3
 SETS = {
     "train.steps": STEPS,
     "train.batch_groups": 2,
+    "train.checkpoint_every": 1,
     "rollout.group_size": 4,
     "engine.slots": 8,
     "engine.compile": "false",
@@ -33,10 +46,16 @@ POLICIES = ("proposer", "solver")
 
 
 def command(model: Path, folder: Path) -> list[str]:
+    source = folder.with_name("source")
+    source.mkdir()
+    (game := source / "game.toml").write_text(GAME.read_text() + PAST)
+    play, returned, _ = GAME.with_name("guess.py").read_text().partition("    return {")
+    assert returned
+    (source / "guess.py").write_text(play + PLAY)
     data = GAME.parents[1] / "own_data" / "prompts.jsonl"
     sets = SETS | {"model.path": model, "run.dir": folder, "task.path": data}
     words = (f"--set={key}={value}" for key, value in sets.items())
-    return [sys.executable, "-m", "asyncrl.cli", "train", str(GAME), *words]
+    return [sys.executable, "-m", "asyncrl.cli", "train", str(game), *words]
 
 
 def of_game(folder: Path) -> Iterator[int]:
@@ -96,6 +115,10 @@ def test_a_game_is_played_killed_and_resumed_and_both_runs_learn(
         steps = [point for point in points if point["kind"] == "step"]
         assert [point["version"] for point in steps] == [1, 2, 3]
         assert max(point["lag_max"] for point in steps) == 0
+    lines = (folder / "past" / "draws.jsonl").read_text().splitlines()
+    drawn = [line for line in map(json.loads, lines) if line["type"] == "Drawn"]
+    assert len({line["group"] for line in drawn}) == len(drawn) >= 2 * STEPS
+    assert drawn[0]["version"] == 0 < drawn[-1]["version"]
     host, guest = (games(folder / name) for name in POLICIES)
     both = host.keys() & guest.keys()
     assert len(both) >= 8

@@ -24,7 +24,7 @@ long."""
 
 class PolicyCalls:
     """Calls of the policies `names` by agents of the run of `own`. Each takes at most `call_s`
-    seconds."""
+    seconds. Those of `past` have no journal, so all attempts share what they answered once."""
 
     def __init__(
         self,
@@ -33,8 +33,9 @@ class PolicyCalls:
         client: httpx2.AsyncClient,
         waits: Waits,
         call_s: float,
+        past: tuple[str, ...] = (),
     ) -> None:
-        self._own, self._names, self._client = own, names, client
+        self._own, self._names, self._past, self._client = own, names, past, client
         self._waits, self._call_s = waits, call_s
 
     @property
@@ -60,6 +61,9 @@ class PolicyCalls:
             raise GatewayError(404, "no_game", "this session belongs to no game")
         model, asked = call.model, call.digest
         with session.other_call(asked) as number:
+            note = answer_note(0 if model in self._past else attempt, asked, number)
+            if model in self._past and (noted := session.noted(note)) is not None:
+                return msgspec.json.decode(noted, type=OtherAnswer)
             if (seat := table.seats.get(model)) is None:
                 assert table.outcome is not None, "a guest has a seat, or has ended"
                 name = answer_note(table.outcome.attempt, asked, number)
@@ -75,7 +79,7 @@ class PolicyCalls:
             with session.paused():
                 answer = await self._asked(seat, call)
             if answer.status == 200:
-                session.note(answer_note(attempt, asked, number), msgspec.json.encode(answer))
+                session.note(note, msgspec.json.encode(answer))
             return answer
 
     async def _asked(self, seat: GuestSeat, call: OtherCall) -> OtherAnswer:

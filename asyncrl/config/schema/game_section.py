@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from asyncrl.config.schema.agent_section import PLAYED_BY_HOST, PLAYED_ELSEWHERE
 from asyncrl.config.schema.section import Contradictions, Section
+from asyncrl.config.selection_names import LEAGUES
 
 if TYPE_CHECKING:
     from asyncrl.config.schema.run_toml import Config
@@ -32,6 +33,33 @@ class GameConfig(Section, frozen=True):
             )
         ),
     ] = ()
+    past: Annotated[
+        tuple[str, ...], Meta(description="those of guests that are frozen, and never trained")
+    ] = ()
+    frozen: Annotated[
+        tuple[str, ...],
+        Meta(
+            description=(
+                "makes this policy a frozen one, played by past versions of the policy named "
+                "here, or by these model directories; empty: it is trained"
+            )
+        ),
+    ] = ()
+    draw: Annotated[
+        str,
+        LEAGUES.named,
+        Meta(description="rule that draws the version that plays a frozen policy's next group"),
+    ] = "uniform"
+    versions: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description=(
+                "past versions that a frozen policy keeps; of more, those closest to others go"
+            ),
+        ),
+    ] = 8
 
     def contradictions(self, whole: Config) -> Contradictions:
         agent, task = whole.agent, whole.task
@@ -60,6 +88,17 @@ class GameConfig(Section, frozen=True):
                 )
         if not self.guests and agent.actors > 1:
             yield ("game.policy", "agent.actors"), "a guest needs one agents actor: set actors to 1"
+        if self.frozen and whole.engine.kind != "embedded":
+            yield (
+                ("game.frozen", "engine.kind"),
+                "past versions are held by the embedded engine: set kind to embedded for the "
+                "frozen policy",
+            )
+        if len(self.frozen) > self.versions:
+            yield (
+                ("game.frozen", "game.versions"),
+                "not all of these versions would be held: raise versions",
+            )
         if task.eval_size or task.eval_path:
             yield (
                 ("game.policy", "task.eval_size"),

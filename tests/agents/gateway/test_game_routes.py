@@ -155,6 +155,26 @@ async def test_what_a_guest_said_before_it_ended_is_said_again() -> None:
             calls.refuse("gest")
 
 
+async def test_another_attempt_gets_the_answers_that_a_frozen_policy_gave() -> None:
+    asked = list[bytes]()
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.content)
+        return httpx2.Response(200, json={"said": len(asked)})
+
+    call = OtherCall("past", "/chat/completions", {}, b'{"model": "past", "messages": []}')
+    seats = {"past": GuestSeat("r7-1", "http://past/sessions/r7-1/v1", "key", "reward")}
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer)) as client:
+        calls = PolicyCalls("host", ("guest", "past"), client, Waits(), 1.0, ("past",))
+        (first := hosted({})).table = Table(seats)
+        said = [await calls.answer(first, call) for _ in range(2)]
+        assert [json.loads(one.body) for one in said] == [{"said": 1}, {"said": 2}]
+        for table in (Table(seats), Table({}, GameOutcome(1, {}))):
+            (later := hosted(first._notes)).table = table
+            assert [await calls.answer(later, call) for _ in range(2)] == said
+        assert len(asked) == 2
+
+
 async def test_a_guest_plays_until_it_has_made_its_steps(tmp_path: Path) -> None:
     (folder := tmp_path / "guest").mkdir()
     async with httpx2.AsyncClient() as client:

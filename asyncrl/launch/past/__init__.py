@@ -1,0 +1,1 @@
+"""Frozen policies of a game: past versions as opponents."""
