@@ -89,7 +89,7 @@ def divided_like(like: Tensor, own: Tensor, shape: torch.Size) -> Tensor:
     meta = TensorMeta(whole.shape, whole.stride(), own.dtype)
     # not `from_local`, which takes a shard in host memory to the mesh's device
     spec = DTensorSpec(like.device_mesh, like.placements, tensor_meta=meta)
-    return DTensor(own, spec, requires_grad=False)
+    return DTensor(own, spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def first_row(tensor: Tensor) -> int:
