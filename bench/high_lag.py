@@ -22,13 +22,16 @@ With more (MORE) of any of them, as `default+ess` or `vcpo+grow`:
 
     ess          the learning rate shrinks with the effective sample size
     narrow       half the clip
+    wide         no clip and no band: the ratio alone
+    longer       a learning rate of 1.25 times run.toml's
     grow         the lag grows from 0, by one every second step, until it is there
 
 Each cell is a line of JSON in `--out` as soon as it is done, and what is there already is not run
 again, so that it can be stopped and resumed; the table is of all the lines there are.
 
     python bench/high_lag.py [--out high_lag.jsonl] [--methods default,vcpo] [--lags 0,8]
-                             [--seeds 0] [--processes 2] [--set train.lr=1e-3]
+                             [--seeds 0] [--processes 2] [--every 10]
+                             [--set train.lr=1e-3]
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -110,6 +114,8 @@ METHODS: dict[str, list[str]] = {
 MORE: dict[str, list[str]] = {
     "ess": ["train.ess_base=1.0"],
     "narrow": ["train.clip_lo=0.1", "train.clip_hi=0.14"],
+    "wide": ["train.clip_lo=0.99", "train.clip_hi=1000.0", "staleness.correction=[]"],
+    "longer": ["train.lr=5e-4"],
     "grow": [],
 }
 FIRST = ["default", "decoupled", "vcpo", "uncorrected"]
@@ -117,8 +123,8 @@ FIRST = ["default", "decoupled", "vcpo", "uncorrected"]
 LAGS = [0, 2, 8, 32, 128]
 GROW = 2
 """Steps for each version by which the lag of `grow` grows."""
-EVERY = 20
-"""Steps between two evaluations."""
+GOAL = 0.8
+"""Accuracy whose step is told."""
 AIM, NEAR, FAR = 0.02, 8, 128
 """Largest cost in accuracy of lag `NEAR`; and the lag at which it is asked who is stable."""
 TAIL = 10
@@ -126,12 +132,14 @@ TAIL = 10
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """One run: a method at a lag, from a seed, with settings over those of the method."""
+    """One run: a method at a lag, from a seed, with settings over those of the method, evaluated
+    once in `every` steps."""
 
     method: str
     lag: int
     seed: int
     sets: list[str] = []
+    every: int = 20
 
     def lag_of(self, step: int) -> int:
         """Age in versions of the weights that sample for a step."""
@@ -159,6 +167,17 @@ class Result(msgspec.Struct, frozen=True):
     @property
     def final(self) -> float:
         return self.curve[max(self.curve)]
+
+    @property
+    def reached(self) -> float:
+        """The step at which the line between two evaluations comes to the goal; infinite if none
+        does."""
+        steps = sorted(self.curve)
+        for before, after in pairwise(steps):
+            low, high = self.curve[before], self.curve[after]
+            if high >= GOAL:
+                return before + (after - before) * max(0.0, (GOAL - low) / (high - low))
+        return math.inf
 
     @property
     def fall(self) -> float:
@@ -294,7 +313,7 @@ async def _run(cell: Cell, config: Config, initial: Path) -> Result:
             await engine.load(version, weights[version])
             metrics.append(await _step(generator, learner, prompts, config))
             weights[learner.version] = _weights(learner)
-            if learner.version % EVERY == 0 or learner.version == config.train.steps:
+            if learner.version % cell.every == 0 or learner.version == config.train.steps:
                 await engine.load(learner.version, weights[learner.version])
                 curve[learner.version] = await generator.accuracy()
         nursery.cancel_scope.cancel()
@@ -372,12 +391,24 @@ def _weights(learner: Learner) -> dict[str, torch.Tensor]:
 def table(results: Sequence[Result]) -> None:
     """Medians over the seeds of each method at each lag, and the worst; `cost` is how far the final
     accuracy is under that of the same method at lag 0, `fall` how far under its own best, at
-    most."""
+    most; `to` the step of the goal."""
     found: dict[tuple[str, int], list[Result]] = {}
     for result in results:
         found.setdefault((result.cell.method, result.cell.lag), []).append(result)
     finals = {cell: statistics.median(row.final for row in rows) for cell, rows in found.items()}
-    heads = ("start", "final", "worst", "most", "cost", "fall", "reward", "ended", "kept", "ess")
+    heads = (
+        "start",
+        "final",
+        "worst",
+        "most",
+        "cost",
+        "fall",
+        "reward",
+        "ended",
+        "kept",
+        "ess",
+        "to",
+    )
     print(f"{'loss':<18}{'lag':>4}{'seeds':>6}" + "".join(f"{head:>8}" for head in heads), end="")
     print(f"{'k3':>9}{'s':>6}")
     for cell in sorted(found, key=_place):
@@ -388,7 +419,7 @@ def table(results: Sequence[Result]) -> None:
         values += [max(row.fall for row in rows)]
         values += [
             statistics.median(getattr(row, name) for row in rows)
-            for name in ("reward", "ended", "kept", "ess")
+            for name in ("reward", "ended", "kept", "ess", "reached")
         ]
         print(f"{method:<18}{lag:>4}{len(rows):>6}", end="")
         print("".join(f"{value:>8.3f}" for value in values), end="")
@@ -423,6 +454,7 @@ def main() -> None:
     parser.add_argument("--lags", type=listed, default=LAGS)
     parser.add_argument("--seeds", type=listed, default=list(range(8)))
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--every", type=int, default=20, help="steps between two evaluations")
     parser.add_argument(
         "--set",
         action="append",
@@ -438,7 +470,7 @@ def main() -> None:
     lines = arguments.out.read_text().splitlines() if arguments.out.exists() else []
     results = [msgspec.json.decode(line, type=Result) for line in lines]
     asked = [
-        Cell(method, int(lag), int(seed), arguments.sets)
+        Cell(method, int(lag), int(seed), arguments.sets, arguments.every)
         for seed in arguments.seeds
         for lag in arguments.lags
         for method in arguments.methods
@@ -455,7 +487,7 @@ def main() -> None:
             results.append(future.result())
             out.write(msgspec.json.encode(results[-1]) + b"\n")
             out.flush()
-    table([result for result in results if result.cell.sets == arguments.sets])
+    table([result for result in results if result.cell in asked])
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def tracked(case: Case, config: Config, optimizer: bool) -> list[dict[str, int]]
     from asyncrl.training.forward import log_probabilities, make_logits_in_chunks
     from asyncrl.training.memory import worst_batches
     from asyncrl.training.models import empty_model
-    from asyncrl.training.optimizer import adamw
+    from asyncrl.training.optimizer import optimizer_of
     from asyncrl.training.ranks.rank_group import shard
     from asyncrl.training.recomputation import recompute
 
@@ -134,7 +134,7 @@ def tracked(case: Case, config: Config, optimizer: bool) -> list[dict[str, int]]
         if case.chunks:
             make_logits_in_chunks(model)
         shard(model, mesh)
-        adam = adamw(list(model.parameters()), config.train)
+        adam = optimizer_of(list(model.parameters()), config.train)
         (packed,) = worst_batches(config, SHAPES[case.shape].vocabulary, shared=True)
         tracker = FSDPMemTracker(model, adam if optimizer else None)
         found = list[dict[str, int]]()

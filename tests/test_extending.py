@@ -199,6 +199,7 @@ BAD = {
         *(
             "train.group_weight",
             "train.minibatch_by",
+            "train.optimizer",
             "train.keep",
             "train.replay",
             "task.curriculum",

@@ -34,6 +34,8 @@ from asyncrl.config.plugins import Registry, in_folder
 from asyncrl.config.selection_names import CURRICULA, FILTERS, KEEPS, REPLAYS, SIZINGS
 from asyncrl.config.strategies import StrategyError, blamed
 from asyncrl.staleness.corrections import Correction
+from asyncrl.training.optimizer_table import OPTIMIZERS
+from asyncrl.training.optimizers import OptimizerRule
 
 LOSS, SELECTION = "asyncrl.algorithms.advantages", "asyncrl.algorithms.selection"
 KINDS: dict[str, tuple[Registry[type], str, type]] = {
@@ -43,6 +45,7 @@ KINDS: dict[str, tuple[Registry[type], str, type]] = {
     "credit": (CREDITS, LOSS, Credit),
     "group weight": (GROUP_WEIGHTS, LOSS, GroupWeight),
     "minibatch rule": (MINIBATCH_RULES, "asyncrl.algorithms.minibatches", MinibatchRule),
+    "optimizer": (OPTIMIZERS, "asyncrl.training.optimizers", OptimizerRule),
     "curriculum": (CURRICULA, SELECTION, Curriculum),
     "sizing": (SIZINGS, SELECTION, Sizing),
     "filter": (FILTERS, SELECTION, GroupFilter),

@@ -3,15 +3,15 @@ weights, and of the average after it where that is evaluated. Engines decode mea
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import trio
 from torch import Tensor
 
 from asyncrl.messages import Prepare, Publish
+from asyncrl.weightsync.arriving import while_gathered
 from asyncrl.weightsync.broadcast import GroupReceiver, GroupSender
-from asyncrl.weightsync.errors import TransferError
 from asyncrl.weightsync.handoff import Handoff
 from asyncrl.weightsync.transport import (
     EngineSide,
@@ -55,31 +55,20 @@ class StagedSender:
     async def _send_gathered(self, message: Publish, *, beside: bool) -> Sent:
         """Send the weights of several ranks as they are gathered, `beside` training."""
         canary = await self._source.canary()
-        handoffs = [Handoff(self._deadline_s) for _ in range(1 + message.average)]
 
-        async def hand_over() -> None:
-            for handoff, average in zip(handoffs, (False, True), strict=False):
-                await self._source.hand_over(handoff, average=average, beside=beside)
+        def send(handoffs: Sequence[Handoff]) -> Awaitable[Sent]:
+            return self._broadcast.send(
+                message.epoch,
+                message.world,
+                self._source.plan,
+                handoffs[0],
+                self._deadline_s,
+                handoffs[1] if message.average else None,
+            )
 
-        sent: Sent | TransferError
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(hand_over)
-            try:
-                sent = await self._broadcast.send(
-                    message.epoch,
-                    message.world,
-                    self._source.plan,
-                    handoffs[0],
-                    self._deadline_s,
-                    handoffs[1] if message.average else None,
-                )
-            except TransferError as error:  # out of the nursery by itself
-                sent = error
-            finally:
-                for handoff in handoffs:
-                    handoff.leave()
-        if isinstance(sent, TransferError):
-            raise sent
+        sent = await while_gathered(
+            self._source, self._deadline_s, send, average=message.average, beside=beside
+        )
         return sent._replace(canary=canary)
 
 

@@ -85,6 +85,7 @@ from asyncrl.tasks.judge_checks import check_judging, opened
 from asyncrl.tasks.mixed import size_of
 from asyncrl.tasks.partial_credit import settled_reward
 from asyncrl.training.checkpoint_index import complete
+from asyncrl.training.optimizer_table import check_optimizer
 from asyncrl.words import sentence
 
 FREE_BYTES = 100 * 2**20
@@ -242,6 +243,7 @@ def check(
     REPLAYS.find(config.train.replay)
     GROUP_WEIGHTS.find(config.train.group_weight)
     MINIBATCH_RULES.find(config.train.minibatch_by)
+    check_optimizer(config.train)
     doing(_opening(config.task))
     task = opened(config.task, config.run.seed)
     doing("starting the processes that judge answers")

@@ -20,6 +20,7 @@ from asyncrl.launch.torch_process import ending, run_module
 from asyncrl.own_folder import own_folder
 from asyncrl.runtime.processes.machine import memory_bytes
 from asyncrl.training.memory_parts import MemoryParts, PredictedMemory
+from asyncrl.training.optimizer_table import optimizer_rule_of
 from asyncrl.words import size
 
 DEADLINE_S = 180.0
@@ -65,6 +66,9 @@ def memory_rows(config: Config, has: int | None = None) -> list[Row]:
     rows = [Row("trainer memory", size(parts.total), text), *_learning(config, parts)]
     if limit and parts.total > limit:
         rows.append(Row("note", "trainer memory", f"more than {device} has: {_remedy(prediction)}"))
+    if moments := host_bytes(config, parts):
+        text = f"host memory for moments{', of all ranks' * (ranks > 1)}"
+        rows.append(Row("offloaded", size(moments), text))
     copied = copied_bytes(config, parts)
     rows.append(
         Row(
@@ -87,16 +91,21 @@ def copied_bytes(config: Config, parts: MemoryParts) -> int:
     return kept_bytes(config, ranks_of(config.train) * parts.gradients // 4)  # which are float32
 
 
+def host_bytes(config: Config, parts: MemoryParts) -> int:
+    """Bytes of moments that are in host memory, for a trainer on a GPU."""
+    rule = optimizer_rule_of(config.train)
+    learn = ranks_of(config.train) * parts.gradients // 4  # which are float32
+    return learn * rule.state_bytes if rule.on_host else 0
+
+
 def kept_bytes(config: Config, learn: int) -> int:
     """Bytes that a checkpoint keeps of `learn` weights: themselves in the model's type, their
-    masters if that is smaller than float32, two moments, and the average. Kept earlier versions,
-    and a reference that was reset, come on top."""
+    masters if that is smaller than float32, the optimizer's state, and the average. Kept earlier
+    versions, and a reference that was reset, come on top."""
     own = 4 if config.model.dtype == "float32" else 2
     if config.model.dtype != "float32" or config.model.rounding != "none":
         own += 4
-    moments = {"adamw": 8, "adamw_fused": 8, "adamw_bf16": 4, "adamw8bit": 2}[
-        config.train.optimizer
-    ]
+    moments = optimizer_rule_of(config.train).state_bytes
     return learn * (own + moments + (4 if config.train.ema else 0))
 
 

@@ -51,6 +51,7 @@ from asyncrl.training.checkpoint_index import (
 )
 from asyncrl.training.learner import Learner
 from asyncrl.training.model_writing import StagedModel, stage_model, write_rest, write_tensors
+from asyncrl.training.optimizer import state_device
 from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.small_moments import scales_shape
 from asyncrl.training.staging import Staging
@@ -258,7 +259,7 @@ def restore_state(state: StoredState, learner: Learner) -> None:
             f"training cannot resume from {path}, because its {TENSORS} is of a model of another "
             "type or size"
         )
-    moments_of = _moments(path, tensors, parameters, rank)
+    moments_of = _moments(path, tensors, parameters, learner)
     try:
         if learner.proximal_logprobs:
             learner.proximal_logprobs.restore(proximal)
@@ -283,7 +284,10 @@ def restore_state(state: StoredState, learner: Learner) -> None:
 
 
 def _moments(
-    path: Path, tensors: Mapping[str, StoredRows], parameters: Mapping[str, Tensor], rank: Rank
+    path: Path,
+    tensors: Mapping[str, StoredRows],
+    parameters: Mapping[str, Tensor],
+    learner: Learner,
 ) -> dict[str, dict[str, Tensor]]:
     """The optimizer's state of each parameter, of this rank. Raises CheckpointError for tensors of
     other parameters."""
@@ -296,9 +300,13 @@ def _moments(
                 f"training cannot resume from {path}, because its {TENSORS} is of another model "
                 f"({parameter})"
             )
-        moments_of.setdefault(parameter, {})[key] = (
-            rank.sharded(tensor, like=parameters[parameter]) if tensor.shape else whole_of(tensor)
-        )
+        if tensor.shape:
+            like = parameters[parameter]
+            device = state_device(learner.optimizer, like)
+            found = learner.rank.sharded(tensor, like, device)
+        else:
+            found = whole_of(tensor)
+        moments_of.setdefault(parameter, {})[key] = found
     return moments_of
 
 

@@ -11,7 +11,7 @@ reversed, as `save_pretrained` applies it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -52,8 +52,24 @@ class CheckpointNames:
         """(checkpoint's name, tensor) of all of `weights`, in the order of the architecture. The
         tensors are views of the weights where the conversion only cuts them, and need not be
         contiguous; others are made one parameter at a time."""
-        for group in self._groups:
-            yield from self._converted(group, weights)
+        for place in range(len(self._groups)):
+            yield from self.of_group(place, weights)
+
+    def streamed(self, arriving: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """As `tensors`, of weights that arrive one after another, in whatever order: one is kept
+        until all are there that its tensors are made of. Raises ValueError where some are
+        missing."""
+        waiting, coming = dict[str, Tensor](), iter(arriving)
+        for place, names in enumerate(self.groups):
+            while missing := [name for name in names if name not in waiting]:
+                came = next(coming, None)
+                if came is None:
+                    raise ValueError(f"{missing[0]} did not come")
+                waiting[came[0]] = came[1]
+                del came
+            yield from self.of_group(place, {name: waiting.pop(name) for name in names})
+        for _ in coming:  # so that who hands them over comes to the end
+            pass
 
     def names_of(self, parameters: Collection[str]) -> frozenset[str]:
         """The names in the checkpoint of the tensors that these parameters make."""

@@ -45,7 +45,7 @@ from asyncrl.training.kl_terms import KlAdded, KlTerms, Served
 from asyncrl.training.linear import accelerate
 from asyncrl.training.loss import ERROR, MEDIAN, STALE, TRAINED, TRUNCATED, Loss, ResponseTokens
 from asyncrl.training.master_weights import MasterWeights
-from asyncrl.training.optimizer import adamw
+from asyncrl.training.optimizer import optimizer_of
 from asyncrl.training.packing import PackedBatch
 from asyncrl.training.proximal_logprobs import ProximalLogprobs
 from asyncrl.training.ranks.by_all import measured_by_all, scored_by_all
@@ -73,7 +73,7 @@ class Updated(NamedTuple):
 
 
 class Learner:
-    """A model and its optimizer (AdamW), which changes `master_weights`. `version` counts the steps
+    """A model and its optimizer, which changes `master_weights`. `version` counts the steps
     taken, from that of the checkpoint or 0.
 
     `temperature` is that of sampling, `budget` the tokens that a response may have. Dropout stays
@@ -107,7 +107,7 @@ class Learner:
         self.balance = ExpertBalance(model, train)
         self.version = version
         self.master_weights = MasterWeights(model, rank.computes(model))
-        self.optimizer = adamw(self._changed, train)
+        self.optimizer = optimizer_of(self._changed, train)
         most = {"boundary": max(1, staleness.max_lag), "snapshot": staleness.max_lag}.get(
             staleness.proximal
         )
@@ -558,7 +558,8 @@ class Learner:
         if taken:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
-            self.optimizer.step()
+            with blamed("optimizer", self._train.optimizer):
+                self.optimizer.step()
             self.master_weights.round()
             self.balance.updated(sums.routed)
         self.optimizer.zero_grad(set_to_none=True)

@@ -36,7 +36,8 @@ from asyncrl.training.logit_changes import logit_changes
 from asyncrl.training.master_weights import MasterWeights
 from asyncrl.training.memory_parts import MemoryParts, longest_samples
 from asyncrl.training.models import empty_model
-from asyncrl.training.optimizer import adamw
+from asyncrl.training.optimizer import optimizer_of
+from asyncrl.training.optimizer_table import optimizer_rule_of
 from asyncrl.training.output_layer import float32_output
 from asyncrl.training.packing import PackedBatch, pack
 from asyncrl.training.ranks.pieces import pieces
@@ -172,7 +173,7 @@ def peak_of(model: PreTrainedModel, batches: Sequence[PackedBatch], config: Conf
     already exist. With a model that has numbers, this runs the step and changes the model."""
     masters = MasterWeights(model)
     changed = [master for _, master in masters.named()]
-    optimizer = adamw(changed, config.train)
+    optimizer = optimizer_of(changed, config.train)
     live = LiveBytes(_vocabulary(model))
     for master in changed:
         master.grad = torch.zeros_like(master)
@@ -180,13 +181,14 @@ def peak_of(model: PreTrainedModel, batches: Sequence[PackedBatch], config: Conf
     live.hold("weights", [*model.parameters(), *model.buffers()])
     live.hold("masters", changed)  # masters that are the weights were already counted
     live.hold("gradients", [master.grad for master in changed if master.grad is not None])
+    on_host = optimizer_rule_of(config.train).on_host
     live.hold(
         "optimizer",
         [
-            logprobs
-            for of_one in optimizer.state.values()
-            for logprobs in of_one.values()
-            if isinstance(logprobs, Tensor)
+            kept
+            for weight, of_one in optimizer.state.items()
+            for kept in of_one.values()
+            if isinstance(kept, Tensor) and not (on_host and weight.dim() > 1)
         ],
     )
     with live:

@@ -1,4 +1,5 @@
-"""AdamW whose moments take fewer bytes than float32. Invariant: rounding a moment is right in the
+"""AdamW in pieces of weights, whose moments take fewer bytes than float32, or are elsewhere
+(`host_moments.py`). Invariant: rounding a moment is right in the
 mean, and draws the same numbers in the same step, whenever a run was resumed.
 
 A moment changes by a hundredth of itself in a step (1 - beta2), which is less than half of the
@@ -15,9 +16,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from asyncrl.training.ranks.stand_in import local
+from asyncrl.training.ranks.stand_in import divided_like, local
 
 PIECE = 2**22
 """Numbers of a weight that are changed at a time."""
@@ -37,8 +37,13 @@ class Moments(Protocol):
         """The moments of a weight before its first step, divided over ranks as it is."""
         ...
 
-    def read(self, kept: Mapping[str, Tensor], name: str) -> Tensor:
-        """A moment of some rows, float32 [rows, columns], that may be overwritten."""
+    def device_of(self, weight: Tensor) -> torch.device:
+        """The device on which the moments of a weight are kept."""
+        ...
+
+    def read(self, kept: Mapping[str, Tensor], name: str, device: torch.device) -> Tensor:
+        """A moment of some rows, float32 [rows, columns] on this device, that may be
+        overwritten."""
         ...
 
     def write(
@@ -55,7 +60,11 @@ class Bfloat16:
         """Zeros of the weight's shape."""
         return {name: torch.zeros_like(weight, dtype=torch.bfloat16) for name in (FIRST, SECOND)}
 
-    def read(self, kept: Mapping[str, Tensor], name: str) -> Tensor:
+    def device_of(self, weight: Tensor) -> torch.device:
+        """That of the weight."""
+        return weight.device
+
+    def read(self, kept: Mapping[str, Tensor], name: str, device: torch.device) -> Tensor:
         """The same numbers."""
         return kept[name].to(torch.float32, copy=True)
 
@@ -87,7 +96,11 @@ class EightBit:
             f"{SECOND}_scale": scales.clone(),
         }
 
-    def read(self, kept: Mapping[str, Tensor], name: str) -> Tensor:
+    def device_of(self, weight: Tensor) -> torch.device:
+        """That of the weight."""
+        return weight.device
+
+    def read(self, kept: Mapping[str, Tensor], name: str, device: torch.device) -> Tensor:
         """Numbers that the codes stand for; those of the first moment have a sign."""
         found = kept[name].float()
         if name == FIRST:
@@ -132,17 +145,12 @@ def _spread(scale: Tensor, columns: int) -> Tensor:
 
 def _like(weight: Tensor, shape: torch.Size) -> Tensor:
     """Zeros of another last dimension than the weight's, float32, divided over ranks as it is."""
-    if not isinstance(weight, DTensor):
-        return weight.new_zeros(shape, dtype=torch.float32)
-    own = weight.to_local()
+    own = local(weight)
     zeros = own.new_zeros((*own.shape[:-1], shape[-1]), dtype=torch.float32)
-    strides = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(
-        zeros, weight.device_mesh, weight.placements, run_check=False, shape=shape, stride=strides
-    )
+    return divided_like(weight, zeros, shape)
 
 
-class SmallAdamW(torch.optim.Optimizer):
+class PiecewiseAdamW(torch.optim.Optimizer):
     """AdamW (arXiv 1711.05101) of float32 weights, with such `moments`."""
 
     def __init__(
@@ -157,6 +165,10 @@ class SmallAdamW(torch.optim.Optimizer):
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": 1e-8}
         super().__init__(groups, defaults)
         self._moments = moments
+
+    def device_of(self, weight: Tensor) -> torch.device:
+        """The device on which the moments of a weight are kept."""
+        return self._moments.device_of(weight)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -193,7 +205,9 @@ class SmallAdamW(torch.optim.Optimizer):
         for start in range(0, len(own), rows):
             here = slice(start, start + rows)
             piece = {name: each[here] for name, each in every.items()}
-            first, second = (self._moments.read(piece, name) for name in (FIRST, SECOND))
+            first, second = (
+                self._moments.read(piece, name, own.device) for name in (FIRST, SECOND)
+            )
             _step(own[here], gradient[here], first, second, steps, group)
             self._moments.write(piece, FIRST, first, draws)
             self._moments.write(piece, SECOND, second, draws)

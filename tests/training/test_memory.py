@@ -153,6 +153,8 @@ def test_small_moments_are_predicted_too(tmp_path: Path) -> None:
         assert found.optimizer < 1.1 * plain.optimizer / share
     fused = predict(config_of(tmp_path, "train.optimizer=adamw_fused"))
     assert fused.optimizer == plain.optimizer and fused.step < plain.step
+    hosted = predict(config_of(tmp_path, "train.optimizer=adamw_offloaded"))
+    assert hosted.optimizer < 0.02 * plain.optimizer and hosted.state < plain.state
 
 
 @pytest.mark.explore

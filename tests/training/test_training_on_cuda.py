@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,7 @@ from asyncrl.training.checkpoint_io import take
 from asyncrl.training.forward import falls_back
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import ModelError
+from asyncrl.training.optimizer import state_device
 from asyncrl.training.ranks.rank import ALONE
 from asyncrl.training.staging import Staging
 from asyncrl.training.trial import try_passes
@@ -113,6 +115,25 @@ def test_a_checkpoint_is_copied_to_the_host() -> None:
     kept = {n: t for file in staged.model.files.values() for n, t in file.items()}
     for name, parameter in model.named_parameters():
         assert kept[name].device.type == "cpu" and torch.equal(kept[name], host(parameter)), name
+
+
+def test_offloaded_moments_are_on_the_host_and_a_step_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "Generator", lambda _: torch.default_generator.clone_state())
+    plain = build(TINY, torch.float32, "cpu", initializer_range=0.1)
+    ours, given = moved(plain), work(plain, 8, 24, groups=3)
+    train = msgspec.structs.replace(settings("cuda"), optimizer="adamw_offloaded")
+    other = Learner(ours, train, StalenessConfig(), temperature=1.0)
+    for each in (one := learner(plain), other):
+        each.accumulate(given.batch, given.buffers)
+        each.step()
+    weights = dict(one.master_weights.named())
+    for name, weight in other.master_weights.named():
+        kept = other.optimizer.state[weight]["exp_avg"]
+        assert isinstance(kept, CudaTensor) == (weight.dim() < 2), name
+        assert state_device(other.optimizer, weight) == kept.device
+        assert torch.allclose(host(weight), host(weights[name]), rtol=0, atol=1e-8), name
 
 
 MISTAKES: dict[str, Callable[[Tensor, Tensor], object]] = {

@@ -93,7 +93,7 @@ async def joined(
 
     async def join() -> None:
         actors = len(ranks)
-        digests.append(await sender.join(publication, epoch, actors, PLAN, WEIGHTS, AMPLE))
+        digests.append(await sender.join(publication, epoch, actors, PLAN, WEIGHTS.items(), AMPLE))
 
     async def come(rank: int, own: Rank) -> None:
         found[rank] = await meets(sender.store, publication, rank, own, group)
@@ -124,7 +124,7 @@ async def test_another_model_is_refused_by_both_before_any_server_is_asked(tmp_p
 
         async def join() -> None:
             with pytest.raises(TransferError, match=r"rank 2 refused: tensor 1 is norm"):
-                await sender.join(1, 1, 2, PLAN, WEIGHTS, AMPLE)
+                await sender.join(1, 1, 2, PLAN, WEIGHTS.items(), AMPLE)
 
         async def come(rank: int, plan: Plan) -> None:
             try:
@@ -147,9 +147,9 @@ async def test_nobody_comes_and_an_epoch_does_not_come_back(tmp_path: Path) -> N
             trio.fail_after(AMPLE),
             pytest.raises(TransferError, match="waiting for the engine of rank 1 to answer"),
         ):
-            await sender.join(1, 2, 1, PLAN, WEIGHTS, 2.0)
+            await sender.join(1, 2, 1, PLAN, WEIGHTS.items(), 2.0)
         with pytest.raises(TransferError, match="epoch 1 is over"):
-            await sender.join(2, 1, 1, PLAN, WEIGHTS, 2.0)
+            await sender.join(2, 1, 1, PLAN, WEIGHTS.items(), 2.0)
 
 
 @pytest.mark.explore

@@ -28,9 +28,9 @@ class Fp8Checkpoint(CheckpointNames):
         super().__init__(model)
         self._in_blocks = self.names_of(linear_weights(model))
 
-    def tensors(self, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """As `CheckpointNames.tensors`, a copy of each weight that is quantized."""
-        for name, tensor in super().tensors(weights):
+    def of_group(self, place: int, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """As `CheckpointNames.of_group`, a copy of each weight that is quantized."""
+        for name, tensor in super().of_group(place, weights):
             if name in self._in_blocks:
                 numbers, scales = quantized(tensor)
                 yield name, numbers

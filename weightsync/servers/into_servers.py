@@ -3,7 +3,8 @@ they are paused; no rollout actor holds weights. Invariant: an actor answers wit
 digest only when every one of its servers was found to hold what the digest is of.
 
     trainer   join    gather → canary → meet: plans, hashes, the group
-              send    broadcast what was gathered
+              send    broadcast what was gathered; of several ranks it is gathered twice, and each
+                      tensor let go when it is hashed, or sent
     actor     join    meet → its servers join the group
               receive its servers take each bucket (`direct_server`), in step with the trainer
 
@@ -17,8 +18,9 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
+import torch
 import trio
 from torch import Tensor
 
@@ -26,8 +28,10 @@ from asyncrl.engines.servers.errors import RequestRefused
 from asyncrl.engines.servers.gather import gather
 from asyncrl.messages import Prepare, Publish
 from asyncrl.training.checkpoint_names import CheckpointNames
-from asyncrl.weightsync.buckets import Plan
+from asyncrl.weightsync.arriving import while_gathered
+from asyncrl.weightsync.buckets import DTYPES, Plan
 from asyncrl.weightsync.errors import TransferError
+from asyncrl.weightsync.handoff import Handoff
 from asyncrl.weightsync.process_group import Worker
 from asyncrl.weightsync.servers.direct_server import DirectServer, ServerPlace
 from asyncrl.weightsync.servers.fp8_checkpoint import checkpoint_of
@@ -60,34 +64,64 @@ class ServersPublisher:
     ) -> None:
         self._sender, self._source, self._names = sender, source, names
         self._bucket_bytes, self._deadline_s = bucket_bytes, deadline_s
-        self._joined: tuple[int, dict[str, Tensor], Sent] | None = None
+        self._joined: _Joined | None = None
 
     @property
     def store(self) -> str:
         return self._sender.store
 
     async def join(self, message: Publish, /) -> None:
-        self._joined = None
-        gathered = await self._source.gather()
+        self._joined, source = None, self._source
+        number, actors = message.publication, (message.epoch, message.world - 1)
+        if source.sharded:
+            canary, shapes = await source.canary(), self._shapes()
+            plan = Plan.of(shapes, self._bucket_bytes)
+
+            def join(handoffs: Sequence[Handoff]) -> Awaitable[int]:
+                arriving = self._names.streamed(handoffs[0])
+                return self._sender.join(number, *actors, plan, arriving, self._deadline_s)
+
+            digest = await while_gathered(source, self._deadline_s, join, beside=True)
+            self._joined = _Joined(number, shapes, Sent([digest], 0, canary))
+            return
+        gathered = await source.gather()
         weights = await trio.to_thread.run_sync(
             lambda: dict(self._names.tensors(dict(gathered.weights)))
         )
-        digest = await self._sender.join(
-            message.publication,
-            message.epoch,
-            message.world - 1,
-            Plan.of(weights, self._bucket_bytes),
-            weights,
-            self._deadline_s,
-        )
-        self._joined = message.publication, weights, Sent([digest], 0, gathered.canary)
+        plan = Plan.of(weights, self._bucket_bytes)
+        digest = await self._sender.join(number, *actors, plan, weights.items(), self._deadline_s)
+        self._joined = _Joined(number, weights, Sent([digest], 0, gathered.canary))
 
     async def send(self, message: Publish, /) -> Sent:
         joined, self._joined = self._joined, None
-        if joined is None or joined[0] != message.publication:
+        if joined is None or joined.publication != message.publication:
             raise TransferError(f"publication {message.publication} was not joined")
-        _, weights, sent = joined
-        return sent._replace(sent_bytes=await self._sender.send(weights, self._deadline_s))
+        if self._source.sharded:
+
+            def send(handoffs: Sequence[Handoff]) -> Awaitable[int]:
+                arriving = self._names.streamed(handoffs[0])
+                return self._sender.send(joined.weights, self._deadline_s, arriving)
+
+            count = await while_gathered(self._source, self._deadline_s, send, beside=False)
+        else:
+            count = await self._sender.send(joined.weights, self._deadline_s)
+        return joined.sent._replace(sent_bytes=count)
+
+    def _shapes(self) -> dict[str, Tensor]:
+        """The tensors that servers are sent, without numbers."""
+        published = (
+            (spec.name, torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device="meta"))
+            for spec in self._source.plan.specs
+        )
+        return dict(self._names.tensors(dict(published)))
+
+
+class _Joined(NamedTuple):
+    """A publication that was joined: the weights, or of several ranks their shapes alone."""
+
+    publication: int
+    weights: Mapping[str, Tensor]
+    sent: Sent
 
 
 class HasServers(Protocol):

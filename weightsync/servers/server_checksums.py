@@ -10,7 +10,8 @@ change when what it is made of does, and only then. The canary has the last word
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -124,20 +125,47 @@ class WantedHashes(msgspec.Struct, frozen=True):
     tensors: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
 
 
-def expected(wanted: WantedHashes, weights: Mapping[str, Tensor], hash_of: Hash) -> Expected:
-    """The hashes when a server that hashes so holds `weights`; for a worker thread."""
+def expected(
+    wanted: Sequence[tuple[WantedHashes, Hash]], weights: Iterable[tuple[str, Tensor]]
+) -> list[Expected]:
+    """The hashes for each of these servers, when one that hashes so holds `weights`; for a worker
+    thread. The weights may arrive one after another: each is kept until the last tensor of a server
+    that it is a part of is hashed."""
+    found = [dict[str, dict[str, list[str]]]() for _ in wanted]
+    users = defaultdict[str, list[tuple[int, str]]](list)
+    held: dict[str, Tensor] = {}
+    for place, (server, _) in enumerate(wanted):
+        for name, (parts, _) in server.tensors.items():
+            for part in dict.fromkeys(parts):
+                users[part].append((place, name))
+    for arrived, tensor in weights:
+        held[arrived] = tensor
+        for place, name in users[arrived]:
+            server, hash_of = wanted[place]
+            parts, layouts = server.tensors[name]
+            if all(part in held for part in parts):
+                tensors = [held[part] for part in parts]
+                found[place][name] = {
+                    layout: _hashes(layout, tensors, server.ranks, hash_of) for layout in layouts
+                }
+                del tensors
+        # what nobody waits for any more
+        for part in [*held]:
+            if all(name in found[place] for place, name in users[part]):
+                del held[part]
+        del tensor
+    for (server, _), of_one in zip(wanted, found, strict=True):
+        if missing := server.tensors.keys() - of_one.keys():
+            raise KeyError(min(missing))
+    return found
 
-    def hashes(layout: str, tensors: Sequence[Tensor]) -> list[str]:
-        """The hash on each rank."""
-        if layout == _WHOLE:
-            return [hash_of(tensors)] * wanted.ranks
-        laid_out = _LAYOUTS[layout]
-        return [hash_of(laid_out(tensors, rank, wanted.ranks)) for rank in range(wanted.ranks)]
 
-    return {
-        name: {layout: hashes(layout, [weights[part] for part in parts]) for layout in layouts}
-        for name, (parts, layouts) in wanted.tensors.items()
-    }
+def _hashes(layout: str, tensors: Sequence[Tensor], ranks: int, hash_of: Hash) -> list[str]:
+    """The hash on each rank."""
+    if layout == _WHOLE:
+        return [hash_of(tensors)] * ranks
+    laid_out = _LAYOUTS[layout]
+    return [hash_of(laid_out(tensors, rank, ranks)) for rank in range(ranks)]
 
 
 class Checks:
@@ -177,7 +205,8 @@ class Checks:
     def expect(self, weights: Mapping[str, Tensor]) -> Expected:
         """The checksums when the server holds `weights`: hashing, for a worker thread, before the
         server is paused."""
-        return expected(self.wanted, weights, self._hash)
+        (found,) = expected([(self.wanted, self._hash)], weights.items())
+        return found
 
     @property
     def wanted(self) -> WantedHashes:

@@ -15,7 +15,7 @@ gloo on the CPU, NCCL on a CUDA device (the latter unproven: written for, never 
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -144,9 +144,15 @@ class ServerGroup:
         async with self._worker.turn(deadline_s) as job:
             self._group = await self._worker.run(lambda: self._connect(job, self.name))
 
-    def stream(self, weights: Mapping[str, Tensor]) -> BucketStream:
-        """A stream of `weights`, which must not change until all of it is sent."""
-        return BucketStream(self, weights, cut(weights, self._bucket_bytes))
+    def stream(
+        self,
+        weights: Mapping[str, Tensor],
+        arriving: Iterable[tuple[str, Tensor]] | None = None,
+    ) -> BucketStream:
+        """A stream of `weights`, which must not change until all of it is sent; or of those that
+        are `arriving`, of the same names, order and shapes, of which one is held at a time."""
+        tensors = weights.items() if arriving is None else arriving
+        return BucketStream(self, tensors, cut(weights, self._bucket_bytes))
 
     def leave(self) -> None:
         """Let go of the group, so that the server's ranks notice; the next one has another name."""
@@ -197,7 +203,10 @@ class BucketStream:
     in their order."""
 
     def __init__(
-        self, group: ServerGroup, weights: Mapping[str, Tensor], buckets: Sequence[ServerBucket]
+        self,
+        group: ServerGroup,
+        weights: Iterable[tuple[str, Tensor]],
+        buckets: Sequence[ServerBucket],
     ) -> None:
         self.buckets = buckets
         self._group = group
@@ -230,21 +239,30 @@ class BucketStream:
 
 
 def _packed(
-    weights: Mapping[str, Tensor], buckets: Sequence[ServerBucket], device: torch.device
+    weights: Iterable[tuple[str, Tensor]], buckets: Sequence[ServerBucket], device: torch.device
 ) -> Iterator[Tensor]:
-    """The bytes of each bucket, `[total_bytes]` uint8. One is written again only when the iterator
-    is advanced twice; the bytes of a tensor alone in its bucket are not copied at all."""
+    """The bytes of each bucket, `[total_bytes]` uint8, of weights that come in the buckets' order.
+    One is written again only when the iterator is advanced twice; the bytes of a tensor alone in
+    its bucket are not copied at all."""
+    coming = iter(weights)
+
+    def bytes_of(name: str) -> Tensor:
+        came, tensor = next(coming)
+        assert came == name, f"{came} came in place of {name}"
+        return _bytes(tensor)
+
     size = max((bucket.total_bytes for bucket in buckets if len(bucket.names) > 1), default=0)
     buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
     for i, bucket in enumerate(buckets):
         if len(bucket.names) == 1:
-            yield _bytes(weights[bucket.names[0]]).to(device)
+            yield bytes_of(bucket.names[0]).to(device)
             continue
         filled, begin = buffers[i % 2][: bucket.total_bytes], 0
         for name in bucket.names:  # not by `torch.cat`, which takes no parts of another device
-            part = _bytes(weights[name])
+            part = bytes_of(name)
             filled[begin : begin + len(part)].copy_(part)
             begin += len(part)
+            del part
         yield filled
 
 

@@ -8,7 +8,7 @@ broadcast, whatever their number.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -26,7 +26,6 @@ from asyncrl.weightsync.servers.meeting import (
     ServerGo,
     ServerMeeting,
     ServerOffer,
-    WantedOfServer,
 )
 from asyncrl.weightsync.servers.server_checksums import Expected, expected
 from asyncrl.weightsync.servers.server_group import ServerGroup
@@ -61,12 +60,13 @@ class ServersSender:
         epoch: int,
         actors: int,
         plan: Plan,
-        weights: Mapping[str, Tensor],
+        weights: Iterable[tuple[str, Tensor]],
         deadline_s: float,
     ) -> int:
-        """Meet the `actors` of the epoch: compare plans, compute the hashes of `weights` that each
-        one's servers must give, and join these, unless that was done in this epoch. Returns a
-        digest of the hashes, with which each actor answers when it has compared its servers.
+        """Meet the `actors` of the epoch: compare plans, compute the hashes of `weights`, which may
+        arrive one after another, that each one's servers must give, and join these, unless that was
+        done in this epoch. Returns a digest of the hashes, with which each actor answers when it
+        has compared its servers.
         Raises TransferError where one refuses or does not come, within `deadline_s` seconds, and
         for an epoch that is over."""
         group = self._group
@@ -101,13 +101,19 @@ class ServersSender:
             await self._left_if_failed(group.join(max(0.1, end - trio.current_time())))
         return digest
 
-    async def send(self, weights: Mapping[str, Tensor], deadline_s: float) -> int:
-        """Broadcast the weights, of the plan, to all servers within `deadline_s` seconds, each of
-        which is asked to take them; the bytes sent to each. Raises TransferError."""
+    async def send(
+        self,
+        weights: Mapping[str, Tensor],
+        deadline_s: float,
+        arriving: Iterable[tuple[str, Tensor]] | None = None,
+    ) -> int:
+        """Broadcast the weights, of the plan, or those that are `arriving` and have their shapes,
+        to all servers within `deadline_s` seconds, each of which is asked to take them; the bytes
+        sent to each. Raises TransferError."""
         if not self._group.joined:
             raise TransferError("the servers have not joined, or have left: publish again")
         end = trio.current_time() + deadline_s
-        stream = self._group.stream(weights)
+        stream = self._group.stream(weights, arriving)
         for _ in stream.buckets:
             left = max(0.1, end - trio.current_time())
             await self._left_if_failed(stream.send(left))
@@ -124,20 +130,17 @@ class ServersSender:
 
 
 def _hashes(
-    answers: Sequence[MeetingAnswer], weights: Mapping[str, Tensor]
+    answers: Sequence[MeetingAnswer], weights: Iterable[tuple[str, Tensor]]
 ) -> list[list[Expected]]:
     """The hashes for each actor's servers. Most want the same: a server that does not is another
     one, or has seen less of it."""
-    once = dict[bytes, Expected]()
-
-    def of(server: WantedOfServer) -> Expected:
-        key = msgspec.json.encode(server)
-        if key not in once:
-            wanted = server.hashes
-            once[key] = expected(wanted, weights, hash_on(server.device)) if wanted else {}
-        return once[key]
-
-    return [[of(server) for server in answer.servers] for answer in answers]
+    different = {msgspec.json.encode(server): server for each in answers for server in each.servers}
+    hashed = {key: server for key, server in different.items() if server.hashes is not None}
+    asked = [(server.hashes, hash_on(server.device)) for server in hashed.values() if server.hashes]
+    of = dict(zip(hashed, expected(asked, weights), strict=True)) if asked else {}
+    return [
+        [of.get(msgspec.json.encode(server), {}) for server in answer.servers] for answer in answers
+    ]
 
 
 def _places(

@@ -14,6 +14,7 @@ from asyncrl.config.loss_names import (
     MINIBATCH_RULES,
     OBJECTIVES,
 )
+from asyncrl.config.plugins import Named, file_names
 from asyncrl.config.schema.section import BASIC, Contradictions, Section
 from asyncrl.config.selection_names import KEEPS, REPLAYS
 
@@ -296,11 +297,13 @@ class TrainConfig(Section, frozen=True):
         ),
     ] = "auto"
     optimizer: Annotated[
-        Literal["adamw", "adamw_fused", "adamw_bf16", "adamw8bit"],
+        str,
+        Named("optimizer", file_names("training/optimizers")),
         Meta(
             description=(
                 "AdamW with moments in float32 (8 bytes per parameter; fused: one pass over "
-                "all parameters, on cpu), in bfloat16 (4) or in 8-bit blocks (2)"
+                "all parameters, on cpu; offloaded: in host memory, on cuda), in bfloat16 (4) "
+                "or in 8-bit blocks (2)"
             )
         ),
     ] = "adamw"
@@ -355,11 +358,6 @@ class TrainConfig(Section, frozen=True):
                 ("train.micro_tokens", "engine.context_tokens"),
                 "the longest rollout must fit in a micro-batch: micro_tokens must be at least "
                 "context_tokens",
-            )
-        if self.optimizer == "adamw_fused" and self.device != "cpu":
-            yield (
-                ("train.optimizer", "train.device"),
-                "the fused AdamW is only supported on cpu: set optimizer to adamw",
             )
         for name in ("router_replay", "router_aux", "router_bias_rate"):
             if getattr(self, name) and not whole.model.path:

@@ -56,9 +56,11 @@ class Rank(Protocol):
         """A tensor of which each rank may have a shard, detached and whole."""
         ...
 
-    def sharded(self, tensor: Tensor | StoredRows, like: Tensor) -> Tensor:
-        """This rank's shard of a whole tensor, or of a stored one, on the device of `like` and
-        divided as that is."""
+    def sharded(
+        self, tensor: Tensor | StoredRows, like: Tensor, device: torch.device | None = None
+    ) -> Tensor:
+        """This rank's shard of a whole tensor, or of a stored one, on the device of `like`, or a
+        stored one on `device`, and divided as that is."""
         ...
 
     @property
@@ -132,9 +134,11 @@ class Alone:
         """The tensor itself, detached."""
         return tensor.detach()
 
-    def sharded(self, tensor: Tensor | StoredRows, like: Tensor) -> Tensor:
-        """The tensor, on the device of `like`."""
-        return whole_of(tensor).to(like.device)
+    def sharded(
+        self, tensor: Tensor | StoredRows, like: Tensor, device: torch.device | None = None
+    ) -> Tensor:
+        """The tensor, on the device of `like`, or on `device`."""
+        return whole_of(tensor).to(device or like.device)
 
     writers = (0,)
 

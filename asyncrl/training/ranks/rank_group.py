@@ -39,7 +39,14 @@ from asyncrl.training.packing import PackedBatch, cost, pack
 from asyncrl.training.ranks.collective_times import count_collectives, times_of
 from asyncrl.training.ranks.pieces import pieces
 from asyncrl.training.ranks.rounds import rounds
-from asyncrl.training.ranks.stand_in import Exchanged, StandIn, first_row, let_go, local
+from asyncrl.training.ranks.stand_in import (
+    Exchanged,
+    StandIn,
+    divided_like,
+    first_row,
+    let_go,
+    local,
+)
 from asyncrl.training.stored_model import ModelRows
 from asyncrl.training.stored_state import StoredPart, StoredRows, whole_of
 from asyncrl.training.sums import Sums
@@ -109,23 +116,21 @@ class RankGroup:
     def whole(self, tensor: Tensor) -> Tensor:
         """A tensor of which each rank may have a shard, detached and whole."""
         tensor = tensor.detach()
+        if isinstance(tensor, DTensor) and tensor.to_local().device.type != self._device.type:
+            own = tensor.to_local().to(self._device)  # only there can ranks give it to each other
+            tensor = divided_like(tensor, own, tensor.shape)
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
-    def sharded(self, tensor: Tensor | StoredRows, like: Tensor) -> Tensor:
-        """This rank's shard of a whole tensor, or of a stored one, on the device of `like` and
-        divided as that is; its rows are as many."""
+    def sharded(
+        self, tensor: Tensor | StoredRows, like: Tensor, device: torch.device | None = None
+    ) -> Tensor:
+        """This rank's shard of a whole tensor, or of a stored one, on the device of `like` or on
+        `device`, and divided as that is; its rows are as many."""
         if not isinstance(like, DTensor):
-            return whole_of(tensor).to(like.device)
+            return whole_of(tensor).to(device or like.device)
         if not isinstance(tensor, Tensor):
-            rows = tensor.rows(first_row(like), len(local(like))).to(like.device)
-            return DTensor.from_local(
-                rows,
-                like.device_mesh,
-                like.placements,
-                run_check=False,
-                shape=tensor.shape,
-                stride=torch.empty(tensor.shape, device="meta").stride(),
-            )
+            rows = tensor.rows(first_row(like), len(local(like))).to(device or like.device)
+            return divided_like(like, rows, tensor.shape)
         tensor = tensor.to(like.device)
         # every rank has the whole: nothing need be sent
         return distribute_tensor(tensor, self._mesh, like.placements, src_data_rank=None)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from transformers import PreTrainedModel
 
 from asyncrl.training.adapters import learning
@@ -77,6 +78,18 @@ def local(tensor: Tensor) -> Tensor:
     """This rank's shard of a tensor, detached; the tensor where it is whole."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def divided_like(like: Tensor, own: Tensor, shape: torch.Size) -> Tensor:
+    """This rank's shard of a tensor of another last dimension, type or device than `like`, and
+    divided as that is; itself where that is whole."""
+    if not isinstance(like, DTensor):
+        return own
+    whole = torch.empty(shape, dtype=own.dtype, device="meta")
+    meta = TensorMeta(whole.shape, whole.stride(), own.dtype)
+    # not `from_local`, which takes a shard in host memory to the mesh's device
+    spec = DTensorSpec(like.device_mesh, like.placements, tensor_meta=meta)
+    return DTensor(own, spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def first_row(tensor: Tensor) -> int:

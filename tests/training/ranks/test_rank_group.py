@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from rank_world import SMALL_PACKS, on_ranks
 from some_values import some
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from training_world import CONFIGS, build, micro_batch, reference, rollouts
 
@@ -28,11 +30,14 @@ from asyncrl.messages import RankStand, TokenCount
 from asyncrl.messages.rank_messages import Gather
 from asyncrl.staleness.corrections import IcePop
 from asyncrl.training import packing
-from asyncrl.training.adapters import published_names
+from asyncrl.training.adapters import published, published_names
+from asyncrl.training.checkpoint_names import CheckpointNames
 from asyncrl.training.learner import Learner
 from asyncrl.training.ranks.last_rank import Spent, last_rank
 from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.ranks.rank_group import RankGroup, mesh_of, shard
+from asyncrl.weightsync.servers.server_checksums import WantedHashes, expected
+from asyncrl.weightsync.servers.server_hashes import of_host
 
 TRAIN = TrainConfig(grad_clip=0.3, lr_warmup_steps=0, lr=1e-3)
 STALENESS = StalenessConfig(correction=(IcePop(lo=0.5, hi=2.5),))
@@ -243,6 +248,45 @@ def sent_wrongly(mesh: DeviceMesh) -> list[str]:
             if name in own and not (weight.numel() and torch.equal(weight, own[name])):
                 wrong.append(f"{name} of {replicas}")
     return wrong
+
+
+def hashed_in_passing(mesh: DeviceMesh) -> tuple[bool, int, int]:
+    """True if the hashes of what servers are sent are those of the whole model, at rank 0; and the
+    most bytes that whole weights take at a time, over those of the largest one and of all."""
+    model = build("qwen3")
+    names = CheckpointNames(model)
+    made = {name: tensor.detach().clone() for name, tensor in names.tensors(dict(published(model)))}
+    tensors = {name: ((name,), ("whole", "rows")) for name in made}
+    wanted = [(WantedHashes(2, tensors), of_host)]
+    alone = expected(wanted, made.items())
+    sizes = [tensor.nbytes for tensor in made.values()]
+    learner: Any = SimpleNamespace(model=model, rank=shard(model, mesh), average=None)
+    live, most = 0, 0
+
+    def freed(size: int) -> None:
+        nonlocal live
+        live -= size
+
+    def watched() -> Iterator[tuple[str, Tensor]]:
+        nonlocal live, most
+        for name, whole in gathered(learner, Gather()):
+            live += whole.nbytes
+            most = max(most, live)
+            weakref.finalize(whole.untyped_storage(), freed, whole.nbytes)
+            yield name, whole
+            del whole
+
+    if mesh.get_rank():
+        for _ in gathered(learner, Gather()):
+            pass
+        return True, 0, 0
+    found = expected(wanted, names.streamed(watched()))
+    return found == alone, -(-most // max(sizes)), sum(sizes) // most
+
+
+def test_what_servers_are_sent_is_hashed_while_it_is_gathered(tmp_path: Path) -> None:
+    (right, largest, share), _ = on_ranks(tmp_path / "store", 2, hashed_in_passing)
+    assert right and largest <= 3 and share >= 3, (largest, share)
 
 
 def test_what_is_gathered_is_of_one_version_whatever_a_pass_left(tmp_path: Path) -> None:

@@ -36,9 +36,10 @@ Weights = dict[str, NDArray[np.float32]]
 
 
 def trained(dtype: torch.dtype) -> TrainConfig:
-    """Settings for a model of this type: one of bfloat16 has moments of 8 bits."""
-    of_bits = msgspec.structs.replace(TRAIN, optimizer="adamw8bit")
-    return TRAIN if dtype == torch.float32 else of_bits
+    """Settings for a model of this type: one of bfloat16 has moments of 8 bits, one of float32 has
+    them in host memory."""
+    optimizer = "adamw_offloaded" if dtype == torch.float32 else "adamw8bit"
+    return msgspec.structs.replace(TRAIN, optimizer=optimizer)
 
 
 def two_steps(
