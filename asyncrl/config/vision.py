@@ -13,16 +13,14 @@ def unseen(config: Config) -> str:
     >>> unseen(Config())
     ''
     """
-    engine, train, model = config.engine, config.train, config.model
+    engine, model = config.engine, config.model
     reasons = (
         (engine.kind != "embedded", "by embedded engines alone: set engine.kind to embedded"),
         (engine.compile, "by uncompiled engines alone: set engine.compile to false"),
         (config.sft.run, "in rollouts and not in supervised runs: take sft.run out"),
         (joined(config), "on one machine alone: take the other machines of cluster out"),
-        ("://" in config.run.copy, "without a copy in a store: set run.copy to a folder"),
         (model.rounding != "none", "without rounding: set model.rounding to none"),
         (model.dtype != "float32", "in float32 alone: set model.dtype to float32"),
-        (train.replay_groups, "without replay: set train.replay_groups to 0"),
         (
             config.reference.server or config.teacher.server,
             "by policies in the trainer: set reference.path or teacher.path, and no server",
