@@ -21,7 +21,8 @@ from asyncrl.config.paths import is_file
 from asyncrl.escape import escaped
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.foreign_process import CallFailed
-from asyncrl.tasks.images.image_decoder import read_image
+from asyncrl.tasks.images.image_decoder import decoded_image, image_bytes
+from asyncrl.tasks.images.image_source import ImageSource
 from asyncrl.tasks.images.pixels import written_png
 from asyncrl.tasks.images.vision_model import VisionModel
 from asyncrl.tasks.model_json import read_model_json
@@ -104,14 +105,18 @@ class Tokenizer:
             return self.ids(prompt, start=True)
         return self.ids(self.render([{"role": "user", "content": prompt}]))
 
-    def encode_shown(self, prompt: ChatPrompt) -> tuple[list[int], list[bytes]]:
+    def encode_shown(
+        self, prompt: ChatPrompt, bytes_of: Callable[[ImageSource], bytes] = image_bytes
+    ) -> tuple[list[int], list[bytes]]:
         """The ids of a conversation with images, each with as many placeholders as the model's own
         processor gives it, and the images, as they are kept. Raises TaskError."""
         model = self._vision
         if not self.has_template:
             raise TaskError("the prompt has an image, and the model has no chat template")
         try:
-            pixels = [read_image(image) for image in prompt.images]
+            pixels = [
+                decoded_image(bytes_of(image), image.path or image.url) for image in prompt.images
+            ]
         except LookupError as error:
             raise TaskError(str(error)) from error
         ids = self.ids(self.render(prompt.messages, prompt.tools))
