@@ -44,7 +44,7 @@ from asyncrl.messages import Play, Split
 from asyncrl.runtime.httpd.asgi import HttpRefusal
 from asyncrl.runtime.ipc.keys import read_private
 from asyncrl.runtime.ipc.waits import Waits
-from asyncrl.runtime.run_dir import GATEWAY_KEY, GATEWAY_URL, IMAGES
+from asyncrl.runtime.run_dir import FETCHED, GATEWAY_KEY, GATEWAY_URL, IMAGES
 from asyncrl.sandbox.boxes.box_ends import remote_ends
 from asyncrl.sandbox.boxes.box_names import run_id
 from asyncrl.sandbox.boxes.box_settings import BoxSettings
@@ -53,6 +53,7 @@ from asyncrl.sandbox.enders import Enders
 from asyncrl.sandbox.opened import SCRATCH
 from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.entry import entry_of
+from asyncrl.tasks.images.fetched_images import FetchedImages
 from asyncrl.tasks.images.kept_images import KeptImages
 from asyncrl.tasks.images.vision_model import VisionModel
 from asyncrl.tasks.prompt import text_of
@@ -91,9 +92,8 @@ async def open_episodes(
     agent = config.agent
     sessions = PlayedSessions(read_private(run / GATEWAY_KEY, 1024))
     tokenizer = await trio.to_thread.run_sync(chat_tokenizer, initial)
-    prompt = _prompts(
-        await trio.to_thread.run_sync(open_task, config.task, config.run.seed), tokenizer
-    )
+    task = await trio.to_thread.run_sync(open_task, config.task, config.run.seed)
+    prompt = _prompts(task, tokenizer, FetchedImages(run / FETCHED, KeptImages(run / IMAGES)))
     gateway = await _gateway(config, run, initial, tokenizer, sessions, waits, reporter)
     images = await _images(config, run, waits)
     offers = Offers() if agent.run == PLAYED_ELSEWHERE else None
@@ -187,7 +187,7 @@ async def _gateway(
     return gateway
 
 
-def _prompts(task: Task, tokenizer: Tokenizer) -> PromptFacts:
+def _prompts(task: Task, tokenizer: Tokenizer, images: FetchedImages) -> PromptFacts:
     """Reads the prompts of a task, one at a time, in a thread."""
     reading = trio.CapacityLimiter(1)
 
@@ -197,7 +197,8 @@ def _prompts(task: Task, tokenizer: Tokenizer) -> PromptFacts:
         def read() -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
             asked = task.prompt(split, prompt_index)
             text = tokenizer.decode(asked) if isinstance(asked, list) else text_of(asked)
-            return text, entry_of(task, split, prompt_index), messages_with_images(asked)
+            shown = messages_with_images(asked, images.bytes_of)
+            return text, entry_of(task, split, prompt_index), shown
 
         return await trio.to_thread.run_sync(read, limiter=reading, abandon_on_cancel=True)
 
@@ -278,4 +279,5 @@ def settings(config: Config, vocabulary: int, blind: str) -> Settings:
         as_sampled=agent.history == "as_sampled",
         strict=agent.strict_parameters,
         blind=blind,
+        image_hosts=config.task.image_hosts,
     )

@@ -38,6 +38,7 @@ from asyncrl.runtime.processes.own_waits import own_waits
 from asyncrl.runtime.run_dir import (
     COORDINATOR,
     COORDINATOR_ADDRESS,
+    FETCHED,
     IMAGES,
     JOURNAL,
     JUDGED,
@@ -137,6 +138,7 @@ def _prompts(
     from asyncrl.actors.coordinator.prompts import PromptSource
     from asyncrl.tasks import open_task
     from asyncrl.tasks.file_answers import FileAnswers
+    from asyncrl.tasks.images.fetched_images import FetchedImages
     from asyncrl.tasks.images.kept_images import KeptImages
     from asyncrl.tasks.mixed import parts_of, size_of
     from asyncrl.tasks.prompt import ChatPrompt
@@ -147,9 +149,10 @@ def _prompts(
     tokenizer = Tokenizer(context.initial, chat=config.task.chat)
     images = KeptImages(context.run / IMAGES, int(config.run.images_gb * 1e9))
     metrics.keeping_images(lambda: images.kept_bytes)
+    fetched = FetchedImages(context.run / FETCHED, images)
 
     def shown(prompt: ChatPrompt) -> tuple[list[int], list[str]]:
-        ids, found = tokenizer.encode_shown(prompt)
+        ids, found = tokenizer.encode_shown(prompt, fetched.bytes_of)
         return ids, [images.keep(image) for image in found]
 
     prompts = PromptSource(

@@ -48,7 +48,8 @@ from asyncrl.runtime.ipc.errors import EndOfStream, LinkError
 from asyncrl.runtime.ipc.link import Link
 from asyncrl.runtime.ipc.waits import Pulse, WaitExpired
 from asyncrl.runtime.processes.own_waits import own_waits
-from asyncrl.runtime.run_dir import COORDINATOR, LAUNCHER, METRICS, STALL, STATUS, SUMMARY
+from asyncrl.runtime.run_dir import COORDINATOR, IMAGES, LAUNCHER, METRICS, STALL, STATUS, SUMMARY
+from asyncrl.tasks.images.kept_images import KeptImages
 from asyncrl.tasks.sft_data import Sequences, SftData, open_sft_data
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.checkpoint_index import CheckpointError, complete
@@ -298,7 +299,9 @@ class _Driver:
         chat, initial = self.config.task.chat, self._context.initial
 
         def read() -> SftData:
-            return open_sft_data(self.config, Tokenizer(initial, chat=chat), doing)
+            images = KeptImages(self.run / IMAGES, int(self.config.run.images_gb * 1e9))
+            tokenizer = Tokenizer(initial, chat=chat)
+            return open_sft_data(self.config, tokenizer, doing, images.keep)
 
         data = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
         self.progress.read = None

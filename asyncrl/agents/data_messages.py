@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from asyncrl.files import read_regular
-from asyncrl.tasks.images.image_source import IMAGE_BYTES, ImageSource, data_url
+from asyncrl.tasks.images.image_decoder import image_bytes
+from asyncrl.tasks.images.image_source import ImageSource, data_url
 from asyncrl.tasks.prompt import ChatPrompt, Prompt
 
 
-def messages_with_images(prompt: Prompt) -> list[dict[str, Any]]:
-    """The messages of a prompt, its images as data URLs; none if it has no image. Raises OSError
-    for a file that cannot be read.
+def messages_with_images(
+    prompt: Prompt, bytes_of: Callable[[ImageSource], bytes] = image_bytes
+) -> list[dict[str, Any]]:
+    """The messages of a prompt, its images as data URLs; none if it has no image. Raises
+    LookupError for one that cannot be read.
 
     >>> content = [{"type": "image"}, {"type": "text", "text": "Which?"}]
     >>> asked = [{"role": "user", "content": content}]
@@ -27,7 +29,7 @@ def messages_with_images(prompt: Prompt) -> list[dict[str, Any]]:
     def part(one: dict[str, Any]) -> dict[str, Any]:
         if one["type"] != "image":
             return one
-        return {"type": "image_url", "image_url": {"url": data_url(_bytes(next(images)))}}
+        return {"type": "image_url", "image_url": {"url": data_url(bytes_of(next(images)))}}
 
     return [
         {**message, "content": [part(one) for one in message["content"]]}
@@ -35,7 +37,3 @@ def messages_with_images(prompt: Prompt) -> list[dict[str, Any]]:
         else message
         for message in prompt.messages
     ]
-
-
-def _bytes(source: ImageSource) -> bytes:
-    return source.data or read_regular(Path(source.path), IMAGE_BYTES)

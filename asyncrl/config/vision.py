@@ -13,20 +13,31 @@ def unseen(config: Config) -> str:
     >>> unseen(Config())
     ''
     """
-    engine, train, model = config.engine, config.train, config.model
+    engine = config.engine
     reasons = (
         (engine.kind != "embedded", "by embedded engines alone: set engine.kind to embedded"),
         (engine.compile, "by uncompiled engines alone: set engine.compile to false"),
-        (config.sft.run, "in rollouts and not in supervised runs: take sft.run out"),
         (joined(config), "on one machine alone: take the other machines of cluster out"),
-        ("://" in config.run.copy, "without a copy in a store: set run.copy to a folder"),
-        (model.rounding != "none", "without rounding: set model.rounding to none"),
-        (model.dtype != "float32", "in float32 alone: set model.dtype to float32"),
-        (train.replay_groups, "without replay: set train.replay_groups to 0"),
         (
             config.reference.server or config.teacher.server,
             "by policies in the trainer: set reference.path or teacher.path, and no server",
         ),
+    )
+    engines = next((f"images are read {why}" for holds, why in reasons if holds), "")
+    return engines or untrained(config)
+
+
+def untrained(config: Config) -> str:
+    """The reason why a trainer does not read images with these settings, and what to set; empty if
+    it does.
+
+    >>> untrained(Config(model={"dtype": "bfloat16"}))
+    'images are read in float32 alone: set model.dtype to float32'
+    """
+    model = config.model
+    reasons = (
+        (model.rounding != "none", "without rounding: set model.rounding to none"),
+        (model.dtype != "float32", "in float32 alone: set model.dtype to float32"),
         (
             model.train_vision and model.lora.rank,
             "by a tower that adapters leave as it is: set model.train_vision to false",

@@ -21,7 +21,8 @@ from asyncrl.messages import DrawnMembers, Finish, PromptFacts, Scored, Span
 
 class ReplayMember(msgspec.Struct, array_like=True):
     """A rollout as it was trained: its arrays, spans, finish, turns and strands as in `Rollout`,
-    its reward and parts, and the errors that its verifier found; at the end its routing."""
+    its reward and parts, and the errors that its verifier found; at the end its routing, and the
+    images of its contexts."""
 
     rollout: int
     ids: bytearray
@@ -34,6 +35,7 @@ class ReplayMember(msgspec.Struct, array_like=True):
     turns: list[Turn] = []
     strands: list[Strand] = []
     routing: bytearray = msgspec.field(default_factory=bytearray)
+    images: tuple[str, ...] = ()
 
 
 class ReplayGroup(msgspec.Struct, array_like=True):
@@ -83,7 +85,7 @@ class ReplayGroup(msgspec.Struct, array_like=True):
     def sequences(self, member: ReplayMember) -> list[TrainingSequence]:
         """Sequences of a member, to be trained again, as in `Group.sequences`."""
         if member.strands:
-            return sequences(
+            strands = sequences(
                 member.ids,
                 member.behaviour,
                 member.spans,
@@ -92,6 +94,7 @@ class ReplayGroup(msgspec.Struct, array_like=True):
                 member.errors,
                 member.routing,
             )
+            return [one.numbered(member.images) for one in strands] if member.images else strands
         return [
             TrainingSequence.single_turn(
                 self.prompt,
@@ -154,6 +157,7 @@ class ReplayBuffer(msgspec.Struct):
                 m.turns,
                 m.strands,
                 m.routing,
+                m.images,
             )
             for m in group.members
             if isinstance(m.verdict, Scored) and m.step is not None

@@ -201,15 +201,21 @@ def _shown(task: Task) -> list[ChatPrompt]:
 
 def _seen(shown: Sequence[ChatPrompt], path: str, what: str) -> int:
     """Tokens of the model at `path` that prompts with images take, with room to spare, by a few of
-    them. Raises ConfigError without a model, and TaskError for one that reads none."""
+    them. Raises ConfigError without a model, and TaskError if it reads none of them."""
     if not path:
         raise ConfigError(
             f"prompts of {escaped(what, 200)} have images, which the bundled model does not read: "
             "give a model of Qwen2.5-VL's or Qwen3-VL's family, as --set model.path=DIRECTORY "
             "(docs/vision.md makes a small one)."
         )
-    tokenizer = Tokenizer(path, chat=True)
-    longest = max(len(tokenizer.encode_shown(prompt)[0]) for prompt in shown[:DECODED])
+    tokenizer, longest, unread = Tokenizer(path, chat=True), 0, list[TaskError]()
+    for prompt in shown[:DECODED]:
+        try:
+            longest = max(longest, len(tokenizer.encode_shown(prompt)[0]))
+        except TaskError as error:
+            unread.append(error)
+    if not longest:
+        raise unread[0]
     return 8 * math.ceil((longest + 1) * SPARE / 8)
 
 

@@ -31,6 +31,7 @@ from asyncrl.bundled.outlook import ended
 from asyncrl.config import Config
 from asyncrl.config.cluster import joined, local_rollouts, ranks_here
 from asyncrl.config.cores import divide_cores
+from asyncrl.config.mix import each
 from asyncrl.engines.servers.kept_servers import servers_ended
 from asyncrl.escape import escaped
 from asyncrl.exit_status import FAILED, INTERRUPTED
@@ -42,6 +43,7 @@ from asyncrl.launch.cluster.local_placement import ENVIRONMENT, PRELOADED, SMALL
 from asyncrl.launch.cluster.machines import Machines
 from asyncrl.launch.cluster.ray_placement import keep_ray
 from asyncrl.launch.cluster.reserved_port import keep_port
+from asyncrl.launch.image_fetching import fetch_run_images
 from asyncrl.launch.machine_left import cores_here
 from asyncrl.launch.page import keep_page
 from asyncrl.launch.run_copy import keep_copy
@@ -308,6 +310,8 @@ class _Launch:
         """Prepare the model, and listen for the coordinator."""
         self._placement = await self._placed(nursery)
         await self._prepare()
+        if any(member.image_hosts for member in each(self._config.task)):
+            await self._fetch()
         if self._machines is not None:
             await self._complete(self._machines)
         what = "reading checkpoint and journal" if self._resume else "starting the coordinator"
@@ -400,6 +404,16 @@ class _Launch:
         accuracy = warmed_to(initial)
         if accuracy is not None and (result := ended(accuracy, self._config.model.warmup_accuracy)):
             self._display.note(result)
+
+    async def _fetch(self) -> None:
+        """Fetch the images that prompts name by a URL."""
+        fetching = trio.CancelScope()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._show, "fetching images", fetching)
+            fetch = partial(fetch_run_images, self._config, self._run)
+            if note := await trio.to_thread.run_sync(fetch, abandon_on_cancel=True):
+                self._display.note(note)
+            fetching.cancel()
 
     async def _warm_up(self) -> None:
         """Run the preparation of the bundled model, and show its progress. Raises ActorFailed."""

@@ -184,19 +184,19 @@ def _of_split(config: Config, task: Task, tokenizer: Tokenizer, split: Split) ->
     """Notes if some prompts cannot be answered, or not by the data's own answers. Raises
     ConfigError if no training prompt can."""
     size = task.size(split)
-    unfit, longest, looked = Counter[str](), 0, 0
+    unfit, longest, looked, unread = Counter[str](), 0, 0, ""
     unsayable = Counter[str]()
     end = time.monotonic() + CHECK_S
     for index in islice(range(0, size, max(1, size // MOST)), MOST):
         if looked and time.monotonic() > end:
             break
         try:
-            prompt = task.prompt(split, index)
-        except TaskError:  # one row of a large data set
+            ids = np.asarray(_ids_of(config, tokenizer, task.prompt(split, index)), np.int64)
+        except TaskError as error:  # one row of a large data set, or an image
+            unread = unread or str(error)
             unfit["cannot be read"] += 1
             looked += 1
             continue
-        ids = np.asarray(_ids_of(config, tokenizer, prompt), np.int64)
         looked, longest = looked + 1, max(longest, len(ids))
         if not len(ids):
             unfit["have no token"] += 1
@@ -206,6 +206,8 @@ def _of_split(config: Config, task: Task, tokenizer: Tokenizer, split: Split) ->
             unfit["have a token that the model's embedding has no row for"] += 1
         if (answer := task.answer(split, index)) is not None:
             unsayable[_unsayable(answer, tokenizer, config.rollout.max_new_tokens)] += 1
+    if unread and unfit["cannot be read"] == looked and split == "train":
+        raise TaskError(unread)
     del unsayable[""]
     kind = "training" if split == "train" else "held-out"
     for what, count in unsayable.items():
@@ -228,6 +230,7 @@ def _of_split(config: Config, task: Task, tokenizer: Tokenizer, split: Split) ->
             f"{words}, so nothing can be trained: raise engine.context_tokens, or check "
             "task.template and the model's tokenizer."
         )
+    words += f"; the first that cannot be read: {escaped(unread, 300)}" * bool(unread)
     left_out = "they are dropped" if split == "train" else "accuracy leaves them out"
     yield Row("note", "engine.context_tokens", f"{words}: {left_out}")
 
@@ -276,12 +279,14 @@ def _of_verifiers(config: Config, task: Task, tokenizer: Tokenizer) -> list[Row]
             for index in islice(in_turn(task), len(tasks_of(task))):
                 if (answer := task.answer("train", index)) is None and task.languages:
                     continue  # no program is known
+                try:
+                    asked = _ids_of(config, tokenizer, task.prompt("train", index))
+                except TaskError:  # another check counts it
+                    continue
                 answer = answer or UNANSWERED
                 ids = np.asarray(tokenizer.ids(answer), np.int32).tobytes()
-                asked = np.asarray(
-                    _ids_of(config, tokenizer, task.prompt("train", index)), np.int32
-                )
-                reply = await verifiers.judge("train", index, ids, "stop", asked.tobytes())
+                context = np.asarray(asked, np.int32).tobytes()
+                reply = await verifiers.judge("train", index, ids, "stop", context)
                 if isinstance(reply, JudgeRequest):  # a judge is asked nothing before a run
                     continue
                 own = task.answer("train", index) is not None

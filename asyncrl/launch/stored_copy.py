@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial as applied
 from pathlib import Path
 from urllib.request import url2pathname
@@ -29,7 +29,16 @@ from asyncrl.journal.sqlite import copy as copy_journal
 from asyncrl.launch.copied_code import CODE_FILE, code_files
 from asyncrl.messages.address import url_parts
 from asyncrl.object_store import MissingObject, StoreError, open_store, shown_url, understood
-from asyncrl.runtime.run_dir import CODE, COPY_ID, JOURNAL, METRICS, ORIGINS, PACKED, RUN_TOML
+from asyncrl.runtime.run_dir import (
+    CODE,
+    COPY_ID,
+    IMAGES,
+    JOURNAL,
+    METRICS,
+    ORIGINS,
+    PACKED,
+    RUN_TOML,
+)
 from asyncrl.training.checkpoint_index import (
     NAME,
     SCALARS,
@@ -42,12 +51,13 @@ from asyncrl.training.checkpoint_index import (
 )
 
 MANIFEST = "manifest.json"
-MANIFEST_BYTES = 16 << 20
+MANIFEST_BYTES = 64 << 20
 """Size of a manifest, at most."""
 PLAIN = frozenset({RUN_TOML, ORIGINS, PACKED, METRICS, COPY_ID, JOURNAL})
 """Files of a run that are copied, besides its checkpoints."""
 _OF_CHECKPOINT = re.compile(rf"checkpoints/{NAME}/[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _OF_CODE = re.compile(rf"{CODE}/{CODE_FILE.pattern}")
+_OF_IMAGE = re.compile(rf"{IMAGES}/[0-9a-f]{{64}}")
 _HASH = re.compile(r"[0-9a-f]{32}")
 PIECE_BYTES = 2**20
 """Bytes of a file that are read at a time."""
@@ -139,7 +149,8 @@ class StoredCopy:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise StoreError("its manifest is damaged") from None
         for name, digest in manifest.files.items():
-            if not (name in PLAIN or _OF_CHECKPOINT.fullmatch(name) or _OF_CODE.fullmatch(name)):
+            patterns = (_OF_CHECKPOINT, _OF_CODE, _OF_IMAGE)
+            if name not in PLAIN and not any(one.fullmatch(name) for one in patterns):
                 raise StoreError(f"it names a file that no run has, {escaped(repr(name), 80)}")
             if not _HASH.fullmatch(digest.blake2b):
                 raise StoreError(f"its manifest is damaged at {escaped(name, 80)}")
@@ -174,6 +185,7 @@ class StoredCopy:
                     files[name] = self._put((run / name).read_bytes(), there)
             for name in code_files(run):
                 files[f"{CODE}/{name}"] = self._put((run / CODE / name).read_bytes(), there)
+            files |= self._images(run, {} if before is None else before.files, there)
             files[JOURNAL] = self._put(journal, there)
         finally:
             journal.unlink(missing_ok=True)
@@ -210,6 +222,17 @@ class StoredCopy:
             raise MissingObject(f"{name} is not in it") from None
         except OSError as error:
             raise StoreError(f"{name} in it cannot be read ({error.strerror})") from None
+
+    def _images(
+        self, run: Path, before: Mapping[str, Digest], there: set[str]
+    ) -> dict[str, Digest]:
+        """Put the images that the copied journal may name, each once: a name is a hash of its
+        bytes."""
+        put = dict[str, Digest]()
+        for path in sorted((run / IMAGES).iterdir()) if (run / IMAGES).is_dir() else ():
+            if _OF_IMAGE.fullmatch(name := f"{IMAGES}/{path.name}"):
+                put[name] = before.get(name) or self._put(path, there)
+        return put
 
     def _checkpoint(self, run: Path, checkpoint: Checkpoint, there: set[str]) -> dict[str, Digest]:
         """Put one checkpoint; returns nothing if it is removed meanwhile."""

@@ -31,7 +31,8 @@ Message = Mapping[str, Any]
 
 
 class LearnedIds(NamedTuple):
-    """The ids of a sequence, and for each whether it is learned: a `mask` of 0 and 1.
+    """The ids of a sequence, and for each whether it is learned: a `mask` of 0 and 1. An id
+    `-1 - n` is a part of image `n` of `images`, by their hashes.
 
     >>> LearnedIds([5, 6, 7], bytes([0, 1, 1])).learned
     2
@@ -39,10 +40,33 @@ class LearnedIds(NamedTuple):
 
     ids: list[int]
     mask: bytes
+    images: tuple[str, ...] = ()
 
     @property
     def learned(self) -> int:
         return self.mask.count(1)
+
+    def showing(self, token: int, images: Sequence[tuple[str, int]]) -> LearnedIds:
+        """The sequence with images in the places of a `token`, each by its hash and its number of
+        parts; no part is learned. A sequence of a conversation's beginning shows the first ones.
+        Raises TaskError for a place without an image.
+
+        >>> LearnedIds([9, 5, 9], bytes([0, 1, 0])).showing(9, [("a", 2), ("a", 2)])
+        LearnedIds(ids=[-1, -1, 5, -1, -1], mask=b'\\x00\\x00\\x01\\x00\\x00', images=('a',))
+        """
+        places = self.ids.count(token)
+        if places > len(images):
+            raise TaskError(
+                f"the chat template gives {places} places to {len(images)} images: it may not know "
+                "parts of images, or the text names their token"
+            )
+        names = list(dict.fromkeys(name for name, _ in images[:places]))
+        ids, mask, left = list[int](), bytearray(), iter(images)
+        for one, learned in zip(self.ids, self.mask, strict=True):
+            name, parts = next(left) if one == token else ("", 1)
+            ids += [-1 - names.index(name)] * parts if name else [one]
+            mask += bytes(parts) if name else bytes([learned])
+        return LearnedIds(ids, bytes(mask), tuple(names))
 
 
 def answered(tokenizer: Tokenizer, prompt: Prompt, answer: str) -> LearnedIds:

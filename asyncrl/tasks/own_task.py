@@ -185,7 +185,8 @@ class OwnTask:
             return render(self._config, question)
         try:
             messages, found = with_images(question, ())
-            images = [beside(Path.cwd(), image) for image in found]
+            hosts = self._config.image_hosts
+            images = [beside(Path.cwd(), image, hosts) for image in found]
         except LookupError as error:
             raise self._error(
                 f"makes no prompt of row {prompt_index} of {split}: {error}"

@@ -21,12 +21,14 @@ from asyncrl.config.errors import ConfigError
 from asyncrl.config.micro_tokens import micro_tokens
 from asyncrl.config.schema import Config
 from asyncrl.config.sft import BASELINE, REWARD, steps_of_epochs
+from asyncrl.config.vision import untrained
 from asyncrl.experience.micro_batches import micro_batches
 from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.experience.training_message import TrainingMessage, training_message
 from asyncrl.messages import Sample, Span
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.conversations import LearnedIds, end_of
+from asyncrl.tasks.images.pixels import image_hash
 from asyncrl.tasks.sft_rows import RowSplit, SftRow, learned_ids, sft_rows
 from asyncrl.tasks.text import Tokenizer
 
@@ -168,10 +170,14 @@ class SftData(NamedTuple):
 
 
 def open_sft_data(
-    config: Config, tokenizer: Tokenizer, doing: Callable[[int, int], None] = lambda done, of: None
+    config: Config,
+    tokenizer: Tokenizer,
+    doing: Callable[[int, int], None] = lambda done, of: None,
+    keep: Callable[[bytes], str] = image_hash,
 ) -> SftData:
     """Read and tokenize the data of a supervised run, for the model with this tokenizer. `doing` is
-    told of the rows done, and of all. Raises TaskError."""
+    told of the rows done, and of all; `keep` keeps an image, and gives its hash. Raises
+    TaskError."""
     train, most = config.train, 0
     if not config.task.epochs and not train.step_tokens:
         most = train.steps * train.batch_groups  # a task makes its rows as they are asked for
@@ -186,7 +192,10 @@ def open_sft_data(
             [last] = learned_ids(config.task, tokenizer, row, "last")
             if len(last.ids) > most:  # in a time that grows with its length, not with its square
                 return (), True
-        return _fitting(config, learned_ids(config.task, tokenizer, row, loss_on, most))
+        found = learned_ids(config.task, tokenizer, row, loss_on, most)
+        return _fitting(
+            config, _shown(config, tokenizer, row, found, keep) if row.images else found
+        )
 
     def read(split: RowSplit, *, held_out: bool) -> SftSplit:
         kept, each = array("Q"), array("Q")
@@ -223,6 +232,23 @@ def open_sft_data(
     return SftData(trained, held_out, config, splits.said)
 
 
+def _shown(
+    config: Config,
+    tokenizer: Tokenizer,
+    row: SftRow,
+    found: Sequence[LearnedIds],
+    keep: Callable[[bytes], str],
+) -> list[LearnedIds]:
+    """The sequences of a row, with its images. Raises TaskError."""
+    if why := untrained(config):
+        raise TaskError(f"{row.where} has an image, and {why}")
+    try:
+        shown = [(keep(png), parts) for png, parts in map(tokenizer.shown, row.images)]
+        return [one.showing(tokenizer.vision.token, shown) for one in found]
+    except TaskError as error:
+        raise TaskError(f"{row.where} cannot be learned: {error}") from error
+
+
 def _fitting(config: Config, found: Sequence[LearnedIds]) -> tuple[Sequences, bool]:
     """The sequences of a row that fit in the context, and whether any did not. A row is dropped
     whole, or each of its sequences is cut; one without a learned token is left out."""
@@ -231,7 +257,7 @@ def _fitting(config: Config, found: Sequence[LearnedIds]) -> tuple[Sequences, bo
         return tuple(map(as_sequence, found)), False
     if config.sft.too_long == "drop":
         return (), True
-    cut = (LearnedIds(one.ids[:most], one.mask[:most]) for one in found)
+    cut = (LearnedIds(one.ids[:most], one.mask[:most], one.images) for one in found)
     return tuple(as_sequence(one) for one in cut if one.learned), True
 
 
@@ -248,6 +274,7 @@ def as_sequence(one: LearnedIds) -> TrainingSequence:
         mask=one.mask,
         behaviour=bytes(4 * len(one.ids)),
         spans=tuple(spans),
+        images=one.images,
     )
 
 

@@ -23,17 +23,16 @@ from asyncrl.tasks.data.chat_messages import FIRST, as_text, conversation, tools
 from asyncrl.tasks.data.data_set import DataSet, held_out_count
 from asyncrl.tasks.data.row_forms import LAST, messages_in
 from asyncrl.tasks.data.row_reader import messages_of_prompt, system_of
+from asyncrl.tasks.images.image_source import ImageSource, beside, images_of, with_images
 from asyncrl.tasks.prompt import ChatPrompt, Prompt
 from asyncrl.tasks.row_keys import value_at
 from asyncrl.tasks.template import render
 from asyncrl.tasks.text import Tokenizer
 
-IMAGED = "it has an image, and a supervised run learns texts so far"
-
 
 class SftRow(NamedTuple):
     """One row, from the place `where`: a `prompt`, and the `answer` to it. Of a conversation there
-    are all `messages`, with the `tools` that it names.
+    are all `messages`, with the `tools` that it names, and its `images`.
 
     >>> SftRow("line 3", "2 + 2 =", "4").messages
     ()
@@ -44,11 +43,12 @@ class SftRow(NamedTuple):
     answer: str
     messages: Sequence[Mapping[str, Any]] = ()
     tools: Sequence[Mapping[str, Any]] = ()
+    images: Sequence[ImageSource] = ()
 
     @property
     def asked(self) -> bytes:
         """Bytes that tell its prompt from others."""
-        return msgspec.json.encode(self.prompt)
+        return msgspec.json.encode([self.prompt, self.images] if self.images else self.prompt)
 
 
 class RowSplit(NamedTuple):
@@ -97,6 +97,8 @@ def learned_ids(
     tokens; of a conversation, for a model without a chat template, the last answer behind all else
     as one text. Raises TaskError with its place."""
     try:
+        if row.images and not tokenizer.has_template:
+            raise TaskError("it has an image, and the model has no chat template")
         if row.messages and (config.chat or tokenizer.has_template):
             found = whole_conversation(tokenizer, row.messages, row.tools, loss_on, most)
         else:
@@ -159,21 +161,31 @@ def row_of(config: TaskConfig, data: DataSet, index: int) -> SftRow:
             messages, tools = conversation(talk), tools_of(raw.get("tools"))
             if (system := system_of(raw)) and messages[0]["role"] not in FIRST:
                 messages.insert(0, {"role": "system", "content": system})
-            if any(isinstance(message["content"], list) for message in messages):
-                raise LookupError(IMAGED)
             if form.answer == LAST or messages[-1]["role"] == ASSISTANT:
-                return _talk(config, where, messages, tools)
+                column = images_of(raw)
+                if column or any(isinstance(message["content"], list) for message in messages):
+                    messages, column = with_images(messages, column)
+                return _talk(config, where, messages, tools, _placed(data, index, column))
+        read = data.read_as_it_is(index, raw)
+        images = _placed(data, index, read.images)
     except LookupError as error:
         raise TaskError(f"{where}: {error}") from error
-    read = data.read_as_it_is(index, raw)
-    if read.images:
-        raise TaskError(f"{where}: {IMAGED}")
     if messages := messages_of_prompt(read.prompt):
         _refuse_silent(where, read.response)
         whole = [*messages, {"role": ASSISTANT, "content": read.response}]
-        return _talk(config, where, whole, read.tools)
+        return _talk(config, where, whole, read.tools, images)
     prompt = render(config, read.prompt) if isinstance(read.prompt, str) else read.prompt
     return _asked(config, where, prompt, read.response)  # type: ignore[arg-type]  # ids
+
+
+def _placed(data: DataSet, index: int, images: Sequence[ImageSource]) -> list[ImageSource]:
+    """The images of a row, with their paths in full. Raises LookupError."""
+    if any(image.url for image in images):
+        raise LookupError(
+            "its image is a URL, and a supervised run fetches nothing: save the file beside the "
+            "data, and give its path"
+        )
+    return [beside(data.folder(index), image) for image in images]
 
 
 def _talk(
@@ -181,6 +193,7 @@ def _talk(
     where: str,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]],
+    images: Sequence[ImageSource] = (),
 ) -> SftRow:
     """A conversation. Raises TaskError if the assistant says nothing."""
     last = max(
@@ -191,7 +204,7 @@ def _talk(
     before = [dict(message) for message in messages[:last]]
     text = render(config, as_text(before))
     prompt = ChatPrompt(before, text, [dict(tool) for tool in tools])
-    return SftRow(where, prompt, str(messages[last]["content"]), messages, tools)
+    return SftRow(where, prompt, str(messages[last]["content"]), messages, tools, images)
 
 
 def _asked(config: TaskConfig, where: str, prompt: Prompt, answer: str) -> SftRow:

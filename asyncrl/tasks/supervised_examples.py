@@ -77,6 +77,8 @@ class SupervisedExamples:
 
     def _ids(self, index: int) -> ExampleIds:
         row = row_of(self._task, self._rows, index)
+        if row.images:
+            raise TaskError(f"{row.where}: it has an image, and examples beside rewards are texts")
         [only] = learned_ids(self._task, self._tokenizer, row, "last")
         if (length := len(only.ids)) > self._most:
             raise TaskError(

@@ -22,7 +22,8 @@ from asyncrl.escape import escaped
 from asyncrl.files import JSON_BYTES, read_regular
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.foreign_process import CallFailed
-from asyncrl.tasks.images.image_decoder import read_image
+from asyncrl.tasks.images.image_decoder import decoded_image, image_bytes
+from asyncrl.tasks.images.image_source import ImageSource
 from asyncrl.tasks.images.pixels import written_png
 from asyncrl.tasks.images.vision_model import VisionModel
 from asyncrl.tasks.model_json import read_model_json
@@ -108,22 +109,31 @@ class Tokenizer:
             return self.ids(prompt, start=True)
         return self.ids(self.render([{"role": "user", "content": prompt}]))
 
-    def encode_shown(self, prompt: ChatPrompt) -> tuple[list[int], list[bytes]]:
+    def encode_shown(
+        self, prompt: ChatPrompt, bytes_of: Callable[[ImageSource], bytes] = image_bytes
+    ) -> tuple[list[int], list[bytes]]:
         """The ids of a conversation with images, each with as many placeholders as the model's own
         processor gives it, and the images, as they are kept. Raises TaskError."""
-        model = self._vision
+        model = self.vision
         if not self.has_template:
             raise TaskError("the prompt has an image, and the model has no chat template")
+        shown = [self.shown(image, bytes_of) for image in prompt.images]
+        ids = self.ids(self.render(prompt.messages, prompt.tools))
+        return model.expanded(ids, [parts for _, parts in shown]), [png for png, _ in shown]
+
+    def shown(
+        self, image: ImageSource, bytes_of: Callable[[ImageSource], bytes] = image_bytes
+    ) -> tuple[bytes, int]:
+        """An image as it is kept, and the number of ids that stand for it. Raises TaskError."""
         try:
-            pixels = [read_image(image) for image in prompt.images]
+            pixels = decoded_image(bytes_of(image), image.path or image.url)
         except LookupError as error:
             raise TaskError(str(error)) from error
-        ids = self.ids(self.render(prompt.messages, prompt.tools))
-        ids = model.expanded(ids, [model.tokens(one) for one in pixels])
-        return ids, [written_png(one) for one in pixels]
+        return written_png(pixels), self.vision.tokens(pixels)
 
     @cached_property
-    def _vision(self) -> VisionModel:
+    def vision(self) -> VisionModel:
+        """The part of the model that reads images. Raises TaskError for a model of text."""
         return VisionModel(Path(self._directory))
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from scripted_world import configured
 
@@ -32,3 +33,13 @@ def test_a_token_counts_once_or_once_for_each_branch(
     kept = ReplayGroup(1, PROMPT, 9, [member])
     found = of_replayed(kept, 0, configured(train={"branches": branches}))
     assert [one.sample.path_counts for one in found] == counts
+
+
+def test_a_replayed_episode_has_the_images_of_its_own_branch() -> None:
+    arrays = bytearray(24), bytearray(24), [Span(0, 0, 6)]
+    shown = np.array([-2, -2], np.int32).tobytes()
+    strands = [Strand(None, 0, [PROMPT, 0, GIVEN, 1]), Strand(0, 5, [shown, 2])]
+    member = ReplayMember(7, *arrays, 1.0, [], "stop", [], TURNS, strands, images=("a", "b"))
+    first, second = of_replayed(ReplayGroup(1, PROMPT, 9, [member]), 0, configured())
+    assert first.sequence.images == () and second.sequence.images == ("b",)
+    assert np.frombuffer(second.sequence.ids, np.int32).tolist().count(-1) == 2

@@ -24,7 +24,7 @@ from asyncrl.journal import Journal, read
 from asyncrl.launch.run_copy import keep_copy, refuse_unfit
 from asyncrl.launch.stored_copy import MANIFEST, Manifest, StoredCopy, fetch
 from asyncrl.object_store import StoreError, is_stored
-from asyncrl.runtime.run_dir import CODE, COPY_ID, JOURNAL, METRICS, RUN_TOML
+from asyncrl.runtime.run_dir import CODE, COPY_ID, IMAGES, JOURNAL, METRICS, RUN_TOML
 from asyncrl.training.checkpoint_index import (
     SCALARS,
     CheckpointError,
@@ -103,14 +103,19 @@ async def test_what_is_fetched_is_what_was_copied(
         checkpoint(run, 2)
         (run / CODE).mkdir()
         (run / CODE / "reward.py").write_text("def f(answer): return 1.0\n")
+        (run / IMAGES).mkdir()
+        (run / IMAGES / ("ab" * 32)).write_bytes(b"an image")
         StoredCopy(url(store)).bring_up(run)
-    assert fetched(store, again) == 7
+        (run / IMAGES / f".{'ab' * 32}.partial").write_bytes(b"half an image")
+        StoredCopy(url(store)).bring_up(run)
+        (run / IMAGES / f".{'ab' * 32}.partial").unlink()
+    assert fetched(store, again) == 8
     assert [*read(again / JOURNAL)] == [*read(run / JOURNAL)]
     assert contents(again) == contents(run)
     assert again.stat().st_mode & 0o77 == 0
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    assert fetched(store, Path()) == 7 and (tmp_path / "here" / JOURNAL).exists()
+    assert fetched(store, Path()) == 8 and (tmp_path / "here" / JOURNAL).exists()
 
 
 async def test_contents_are_put_once_and_go_with_the_last_manifest_that_names_them(

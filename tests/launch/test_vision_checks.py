@@ -22,8 +22,6 @@ UNSEEN = {
     "engine.compile=true": "engine.compile",
     "model.dtype=bfloat16": "model.dtype",
     "model.rounding=fp8": "model.rounding",
-    "run.copy=s3://bucket/run": "run.copy",
-    "train.replay_groups=1": "train.replay_groups",
     "reference.coefficient=0.1 reference.server=http://127.0.0.1:1/v1": "reference.path",
     "model.train_vision=true model.lora.rank=4": "train_vision",
 }
@@ -91,5 +89,10 @@ def test_prompts_with_images_are_checked_as_the_model_reads_them(tmp_path: Path)
     with pytest.raises(ConfigError, match="this model reads only text"):
         check_prompts(config(*own, "model.path="), task)
     (tmp_path / "screens" / "0.png").write_bytes(b"nothing")
+    (note,) = [row for row in check_prompts(settings, task) if "cannot be read" in str(row)]
+    assert "of 3 training prompts that were checked 1 cannot be read" in str(note)
+    assert "screens/0.png cannot be decoded" in str(note) and "they are dropped" in str(note)
+    for number in (1, 2):
+        (tmp_path / "screens" / f"{number}.png").unlink()
     with pytest.raises(ConfigError, match="cannot be decoded"):
         check_prompts(settings, task)

@@ -159,7 +159,7 @@ def test_a_column_of_images_without_an_image_is_noted(write: Write) -> None:
     odd = [7, {"width": 3}, ["screen 7"], "Screen 7", {"url": None}, None, [], "python:3.12"]
     lines = [{"prompt": str(n), "answer": "a", "image": one} for n, one in enumerate(odd)]
     (note,) = DataTask(config(write(*lines), eval_size=1)).notes
-    assert note.startswith("5 rows have a column image or images without an image, which is not")
+    assert note.startswith("5 rows have something like an image that is not shown")
 
 
 @pytest.mark.parametrize("prompt", ["", " \n"])

@@ -23,7 +23,7 @@ from asyncrl.tasks import TaskError
 from asyncrl.tasks.data.data_set import DataSet, digest_of
 from asyncrl.tasks.data.data_task import DataTask
 from asyncrl.tasks.foreign_process import ENDS, CallFailed, ForeignProcess
-from asyncrl.tasks.images.image_decoder import decoded_image, read_image
+from asyncrl.tasks.images.image_decoder import decoded_image, image_bytes
 from asyncrl.tasks.images.image_source import ImageSource, beside, images_of
 from asyncrl.tasks.images.pixels import image_hash, pixels_of, written_png
 from asyncrl.tasks.prompt import ChatPrompt
@@ -36,6 +36,10 @@ else:
 
 NOISE = np.random.default_rng(3).integers(0, 255, (20, 30, 3), dtype=np.uint8)
 SMOOTH = np.stack([np.add.outer(np.arange(20), 3 * np.arange(30))] * 3, axis=-1).astype(np.uint8)
+
+
+def read_image(source: ImageSource) -> Any:
+    return decoded_image(image_bytes(source))
 
 
 def encoded(form: str, pixels: Any = NOISE, **options: Any) -> bytes:
@@ -89,6 +93,8 @@ SENTENCES: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
     "nothing": (b"", "none of PNG"),
     "text": (b"<svg onload=alert(1)>", "none of PNG"),
     "half a PNG": (encoded("PNG")[:300], "truncated"),
+    "a drawing": (b"<svg/>", "none of PNG"),
+    "a document": (b"%PDF-1.4", "none of PNG"),
     "half a JPEG": (encoded("JPEG")[:300], "runcated"),
     "a bomb by its size": (claiming(50_000, 50_000), "exceeds limit"),
     "more pixels than allowed": (claiming(5000, 5000), "25000000|5000 × 5000 pixels"),
@@ -154,12 +160,19 @@ def rows(tmp_path: Path, *row: dict[str, Any]) -> DataSet:
     return DataSet(str(path))
 
 
+TEXT = base64.b64encode(encoded("PNG")).decode()
 URL = "data:image/png;base64," + base64.b64encode(encoded("PNG")).decode()
 IMAGE, WHICH = {"type": "image"}, {"type": "text", "text": "Which?"}
 FORMS: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "a column": ({"prompt": "Which?", "image": "screens/7.png"}, [IMAGE, WHICH]),
     "a list": ({"question": "Which?", "images": [{"path": "screens/7.png"}]}, [IMAGE, WHICH]),
     "a data URL": ({"prompt": "Which?", "image": URL}, [IMAGE, WHICH]),
+    "base64 alone": ({"prompt": "Which?", "image": TEXT}, [IMAGE, WHICH]),
+    "base64 as bytes": ({"prompt": "Which?", "image": {"bytes": TEXT}}, [IMAGE, WHICH]),
+    "base64 in lines": (
+        {"prompt": "Which?", "image": "DATA:;base64," + TEXT[:76] + "\n" + TEXT[76:]},
+        [IMAGE, WHICH],
+    ),
     "a mark": ({"prompt": "Which?<image>", "images": ["screens/7.png"]}, [WHICH, IMAGE]),
     "a part": (
         {"messages": [{"role": "user", "content": [{**IMAGE, "image": "screens/7.png"}, WHICH]}]},
@@ -196,13 +209,16 @@ def test_images_of_rows(tmp_path: Path, form: str) -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "a URL": ({"image": "https://example.org/7.png"}, "nothing is fetched"),
+    "a path of Windows": ({"image": "screens\\7.png"}, "backslashes: write /"),
+    "a URL of a store": ({"image": "s3://bucket/7"}, "not of http or https"),
+    "a data URL of text": ({"image": "data:image/png,abc"}, "no data URL in base64"),
+    "a mark and no image": ({"prompt": "<image>?", "image": None}, "want 1 image, and it has 0"),
     "another folder": ({"image": "../7.png"}, "stays in it"),
     "an absolute path": ({"image": "/etc/7.png"}, "stays in it"),
     "a URL of a file": ({"image": "file:///etc/7.png"}, "no path"),
     "no base64": ({"image": "data:image/png;base64,!!"}, "no base64"),
     "too many marks": ({"prompt": "<image><image>", "image": "7.png"}, "want 2 images.*has 1"),
-    "no image": ({"prompt": [{"role": "user", "content": [IMAGE]}]}, "want 1 images.*has 0"),
+    "no image": ({"prompt": [{"role": "user", "content": [IMAGE]}]}, "want 1 image,.*has 0"),
     "too many": ({"images": ["7.png"] * 17}, "17 images"),
     "ids": ({"prompt": [5, 6], "image": "7.png"}, "ids"),
     "the assistant's": (
@@ -226,7 +242,7 @@ def test_a_row_whose_image_is_not_one_is_named(tmp_path: Path, kind: str) -> Non
 
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(LookupError, match=r"7\.png cannot be read: No such file"):
-        read_image(ImageSource(path="/nowhere/7.png"))
+        read_image(ImageSource(path="/nowhere/7.png", folder="/nowhere"))
 
 
 @pytest.mark.parametrize(
@@ -240,9 +256,24 @@ def test_a_missing_file_is_named() -> None:
 )
 def test_an_image_among_others_is_not_left_out_without_a_word(column: dict[str, Any]) -> None:
     with pytest.raises(LookupError, match="its image is"):
-        images_of(column)
+        assert not [beside(None, image) for image in images_of(column)]
     column = {"images": ["a.png", "screens/b"]}
     assert [one.path for one in images_of(column)] == ["a.png", "screens/b"]
+
+
+def test_a_link_out_of_the_data_s_folder_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "7.png").write_bytes(encoded("PNG"))
+    (tmp_path / "data" / "7.png").symlink_to(tmp_path / "7.png")
+    (tmp_path / "data" / "8.png").symlink_to("8.png")
+    (tmp_path / "data" / "all").symlink_to(tmp_path)
+    for path, says in (("7.png", "link out of"), ("all/7.png", "link out of"), ("8.png", "levels")):
+        with pytest.raises(LookupError, match=says):
+            image_bytes(beside(tmp_path / "data", ImageSource(path=path)))
+    (tmp_path / "data" / "8.png").unlink()
+    (tmp_path / "data" / "8.png").write_bytes(encoded("PNG"))
+    (tmp_path / "data" / "9.png").symlink_to("8.png")
+    assert image_bytes(beside(tmp_path / "data", ImageSource(path="9.png"))) == encoded("PNG")
 
 
 def test_a_container_s_image_is_none_of_the_prompt_s(tmp_path: Path) -> None:
@@ -260,7 +291,8 @@ def test_a_task_gives_prompts_with_images_and_judges_answers_without_them(tmp_pa
     task = DataTask(TaskConfig(name="data", path=str(tmp_path / "rows.jsonl"), eval_size=1))
     prompt = task.prompt("train", 1)
     assert isinstance(prompt, ChatPrompt)
-    assert prompt.images == [ImageSource(path=str(tmp_path / "screens" / "7.png"))]
+    found = ImageSource(path=str(tmp_path / "screens" / "7.png"), folder=str(tmp_path))
+    assert prompt.images == [found]
     assert "<image>Which 1?" in prompt.text
     (tmp_path / "screens" / "7.png").unlink()
     assert task.verify("train", 1, "left") == 1.0

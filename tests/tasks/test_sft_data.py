@@ -259,3 +259,45 @@ def test_rows_are_made_when_they_are_asked_for_and_few_are_kept(tmp_path: Path) 
     wide = UsedRows(range(2 * KEPT), lambda number: (reads.append(number), ())[1])
     assert len([wide[at] for _ in range(2) for at in range(2 * KEPT)]) == 4 * KEPT
     assert len(reads) == 2 + 4 * KEPT, "the last ones are kept, and no others"
+
+
+def test_images_of_rows_are_shown_and_no_part_is_learned(tmp_path: Path) -> None:
+    """As an engine sees the prompt; the same image twice is one, and is kept once."""
+    Image = pytest.importorskip("PIL.Image", reason="images need Pillow (the extra vision)")
+    from asyncrl.bundled.small_vision import START_ID, STOP_ID, write_vision_model
+
+    write_vision_model(tmp_path / "model", seed=3)
+    Image.new("RGB", (56, 56), "red").save(tmp_path / "a.png")
+    part = {"type": "image", "image": "a.png"}
+    asked = {"role": "user", "content": [part, {"type": "text", "text": "Which?"}, part]}
+    again = {"role": "user", "content": "And?"}
+    said = [{"role": "assistant", "content": one} for one in "BC"]
+    lines = [
+        {"messages": [asked, said[0], again, said[1]], "answer": None, "images": None},
+        {"messages": [{"role": "user", "content": "<image>?"}, said[0]], "images": ["a.png"]},
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    task = {"name": "data", "path": str(path), "eval_size": 0}
+    kept = list[bytes]()
+
+    def keep(png: bytes) -> str:
+        kept.append(png)
+        return "ab" * 32
+
+    tokenizer = Tokenizer(tmp_path / "model", chat=True)
+    for loss_on, learned in (("assistant", 4), ("last", 2), ("all", 19)):
+        config = supervised_run(Config(task=task, sft={"loss_on": loss_on}))
+        [[first], [second]] = open_sft_data(config, tokenizer, keep=keep).train.rows
+        image = [START_ID, -1, -1, -1, -1, STOP_ID]
+        shown = [*image, *b"Which?", *image, *b"\n", *b"B", 256, *b"And?\n", *b"C", 256]
+        assert memoryview(first.ids).cast("i").tolist() == shown
+        assert first.trained == learned and first.images == second.images == ("ab" * 32,)
+        assert not any(m for i, m in zip(shown, first.mask, strict=True) if i < 0)
+    assert len(set(kept)) == 1
+    bad = supervised_run(Config(task=task, model={"dtype": "bfloat16", "path": "m"}))
+    with pytest.raises(TaskError, match="line 1 has an image, and images are read in float32"):
+        open_sft_data(bad, tokenizer)
+    (tmp_path / "a.png").unlink()
+    with pytest.raises(TaskError, match=r"line 1 cannot be learned: its image .*a\.png cannot be"):
+        open_sft_data(config, tokenizer)

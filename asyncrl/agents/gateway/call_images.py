@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
 from asyncrl.agents.gateway.errors import GatewayError, bad
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.images.image_decoder import decoded_image
-from asyncrl.tasks.images.image_source import IMAGE_BYTES, IMAGES
+from asyncrl.tasks.images.image_source import IMAGE_BYTES, IMAGES, ImageSource
 from asyncrl.tasks.images.kept_images import ImagesFull, KeptImages
 from asyncrl.tasks.images.pixels import written_png
 from asyncrl.tasks.images.vision_model import VisionModel
@@ -73,24 +74,39 @@ class CallImages:
         self._store, self._model, self._placeholder = store, model, placeholder
         self._known = OrderedDict[bytes, tuple[str, int]]()
         self._tokens = OrderedDict[str, int]()
+        self._urls = OrderedDict[str, tuple[str, int]]()
         self.decoded = 0
         """Images that were decoded."""
 
+    def named(self, messages: Sequence[Mapping[str, Any]]) -> list[ImageSource]:
+        """The images of messages that are to be fetched. Raises GatewayError for too many."""
+        found = [part["image"] for part in _images(messages)]
+        _refuse_many(found)
+        absent = [one for one in found if one.url and one.url not in self._urls]
+        return list(dict.fromkeys(absent))
+
     def kept(
-        self, messages: Sequence[Mapping[str, Any]], attempt: AttemptImages
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        attempt: AttemptImages,
+        fetched: Mapping[str, bytes] = {},
     ) -> list[dict[str, Any]]:
-        """The messages, with hashes in place of the bytes of their images, which are kept. Raises
-        GatewayError for an image that cannot be read, and for too many."""
-        found = [part for part in _images(messages) if isinstance(part["image"], bytes)]
-        if len(found) > IMAGES or sum(len(part["image"]) for part in found) > IMAGE_BYTES:
-            raise bad(
-                f"a call may have {IMAGES} images, of {IMAGE_BYTES:,} bytes in all; it has "
-                f"{len(found)}",
-                "messages",
-                "too_many_images",
-            )
+        """The messages, with hashes in place of their images, which are kept; `fetched` has the
+        bytes of those that were `named`, by their URLs. Raises GatewayError for an image that
+        cannot be read, and for too many."""
+        _refuse_many([part["image"] for part in _images(messages)], fetched)
+
+        def part_of(part: Mapping[str, Any]) -> dict[str, Any]:
+            if part["type"] != "image":
+                return dict(part)
+            source = part["image"]
+            keep = partial(self._keep_fetched, source.url, fetched)
+            name, size = keep() if source.url else self._keep(source.data)
+            attempt.add(name, size)
+            return {"type": "image", "image": name}
+
         return [
-            {**message, "content": [self._part(part, attempt) for part in message["content"]]}
+            {**message, "content": [part_of(part) for part in message["content"]]}
             if isinstance(message["content"], list)
             else dict(message)
             for message in messages
@@ -135,12 +151,15 @@ class CallImages:
         """True if sampled ids have a placeholder, whose text no request may contain."""
         return self._model.token in ids
 
-    def _part(self, part: Mapping[str, Any], attempt: AttemptImages) -> dict[str, Any]:
-        if part["type"] != "image" or not isinstance(part["image"], bytes):
-            return dict(part)
-        name, size = self._keep(part["image"])
-        attempt.add(name, size)
-        return {"type": "image", "image": name}
+    def _keep_fetched(self, url: str, fetched: Mapping[str, bytes]) -> tuple[str, int]:
+        """Keep an image that was fetched: what its URL gave first is what it is. Raises
+        GatewayError."""
+        if (known := self._urls.get(url)) is not None:
+            self._urls.move_to_end(url)
+            return known
+        kept = self._keep(fetched[url])
+        _remember(self._urls, url, kept)
+        return kept
 
     def _keep(self, data: bytes) -> tuple[str, int]:
         """Keep an encoded image. Returns its hash, and its bytes as it is kept. Raises
@@ -184,6 +203,21 @@ def bare(message: Mapping[str, Any]) -> Mapping[str, Any]:
         return message
     parts = [{"type": "image"} if part["type"] == "image" else part for part in content]
     return {**message, "content": parts}
+
+
+def _refuse_many(
+    found: Sequence[ImageSource],
+    fetched: Mapping[str, bytes] = {},
+) -> None:
+    """Check the number of a call's images, and their bytes. Raises GatewayError (400)."""
+    size = sum(len(one.data) for one in found) + sum(map(len, fetched.values()))
+    if len(found) > IMAGES or size > IMAGE_BYTES:
+        raise bad(
+            f"a call may have {IMAGES} images, of {IMAGE_BYTES:,} bytes in all; it has "
+            f"{len(found)}",
+            "messages",
+            "too_many_images",
+        )
 
 
 def _images(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

@@ -17,7 +17,8 @@ class Settings(msgspec.Struct, frozen=True):
     `body_s` seconds, and waits at most as long to be read. With `as_sampled` a chat's earlier
     replies are the tokens that were sampled, whatever its template makes of them. With `strict` a
     parameter without effect is refused, and so is another model's name. `blind` says why images are
-    not read, as the end of a sentence; empty if they are read."""
+    not read, as the end of a sentence; empty if they are read. They are fetched from `image_hosts`
+    alone."""
 
     model: str
     context_tokens: int
@@ -28,6 +29,7 @@ class Settings(msgspec.Struct, frozen=True):
     as_sampled: bool = False
     strict: bool = False
     blind: str = "this model reads only text"
+    image_hosts: tuple[str, ...] = ()
 
     @property
     def body_bytes(self) -> int:

@@ -6,7 +6,7 @@ threads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,11 +25,16 @@ from asyncrl.agents.gateway.other_call import model_of
 from asyncrl.agents.gateway.played_session import PlayedSession
 from asyncrl.runtime.ipc.waits import WaitExpired, Waits
 from asyncrl.tasks import TaskError
+from asyncrl.tasks.images.fetching import FETCH_S, fetched
+from asyncrl.tasks.images.image_source import ImageSource
 from asyncrl.tasks.text import Tokenizer
 
 REST = 30
 """After a bad request no other is read for this many times as long as that one took, so that bad
 requests leave most of the time to the run."""
+
+FETCHES = 8
+"""Images that are fetched at a time."""
 
 _TAIL = 200
 """Characters at the end of a prompt that tell whether it opens a thought."""
@@ -62,20 +67,46 @@ class PromptReader:
         self._tokenizer, self._settings, self._waits = tokenizer, settings, waits
         self._format, self._images = model_format, images
         self._turn, self._thread = trio.Lock(), trio.CapacityLimiter(1)
+        self._fetches = trio.CapacityLimiter(FETCHES)
         self._due = -math.inf  # when the next request is read
 
     async def call(self, session: PlayedSession, dialect: Dialect, body: bytes) -> ModelCall:
         """The call in a body. Its images are kept, and named by their hashes. Raises
         GatewayError."""
 
-        def read() -> ModelCall:
+        def read() -> tuple[ModelCall, Sequence[ImageSource]]:
             call = dialect.read(body, self._settings)
             if self._images is None:
-                return call
-            messages = self._images.kept(call.messages, session.images)
+                return call, ()
+            if named := self._images.named(call.messages):
+                return call, named
+            return keep(call, {}), ()
+
+        def keep(call: ModelCall, fetched: Mapping[str, bytes]) -> ModelCall:
+            assert self._images is not None
+            messages = self._images.kept(call.messages, session.images, fetched)
             return msgspec.structs.replace(call, messages=messages)
 
-        return await self._in_turn(read)
+        call, named = await self._in_turn(read)
+        if not named:
+            return call
+        found = await self._fetched(named)
+        return await self._in_turn(partial(keep, call, found))
+
+    async def _fetched(self, named: Sequence[ImageSource]) -> dict[str, bytes]:
+        """The bytes of a call's images, one after another. Raises GatewayError (400)."""
+        found = dict[str, bytes]()
+        for source in named:
+            try:
+                with self._waits.on("an image", owner="its host", deadline_s=4 * FETCH_S):
+                    found[source.url] = await trio.to_thread.run_sync(
+                        partial(fetched, source.url, source.hosts),
+                        limiter=self._fetches,
+                        abandon_on_cancel=True,
+                    )
+            except (LookupError, WaitExpired) as error:
+                raise bad(str(error), "messages", "invalid_image") from error
+        return found
 
     async def model(self, body: bytes) -> str:
         """The model that a call names; empty if it names none. Raises GatewayError (503)."""

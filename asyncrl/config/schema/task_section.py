@@ -10,6 +10,9 @@ from asyncrl.config.plugins import Named, file_names
 from asyncrl.config.schema.section import BASIC, CODE, PATH, Count, Section
 from asyncrl.config.selection_names import CURRICULA
 
+ORIGIN = r"^([Hh][Tt][Tt][Pp][Ss]?://)?([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$"
+"""A host, with a scheme and a port or without."""
+
 
 class TaskConfig(Section, frozen=True):
     """The task: prompts, and the verifier of answers."""
@@ -100,6 +103,15 @@ class TaskConfig(Section, frozen=True):
         bool,
         Meta(description=("render prompts with the model's chat template, instead of template")),
     ] = False
+    image_hosts: Annotated[
+        tuple[Annotated[str, Meta(pattern=ORIGIN)], ...],
+        Meta(
+            description=(
+                "hosts from which images are fetched that prompts and agents' calls name by a URL, "
+                "as `example.org` or `http://10.0.0.5:8000`; others are refused"
+            )
+        ),
+    ] = ()
     train_size: Annotated[
         int,
         Meta(

@@ -25,7 +25,7 @@ from asyncrl.tasks.data.data_set import DataSet, digest_of, held_out_count
 from asyncrl.tasks.data.row_forms import RowForm
 from asyncrl.tasks.data.row_reader import ReadRow
 from asyncrl.tasks.data.taught_rows import prompt_of
-from asyncrl.tasks.images.image_source import is_not_shown
+from asyncrl.tasks.images.image_source import beside, is_not_shown
 from asyncrl.tasks.judge_request import JudgeRequest
 from asyncrl.tasks.later import Later, Loop, loop_of
 from asyncrl.tasks.partial_credit import exactly, settled_reward
@@ -102,6 +102,8 @@ class DataTask:
         read = rows.read_as_it_is(index, row)
         self._not_shown += is_not_shown(row)
         try:
+            for image in read.images:
+                beside(rows.folder(index), image, self._config.image_hosts)
             verifier = self._verifiers.find(_named(row))
             entry = _entry(row, read)
             if isinstance(verifier, BuiltIn) and verifier.compares and read.answer is not None:
@@ -162,9 +164,9 @@ class DataTask:
             )
         if count := self._not_shown:
             notes.append(
-                f"{count:,} {'row has' if count == 1 else 'rows have'} a column image or images "
-                "without an image, which is not shown: give a path beside the data, bytes or a "
-                "data URL"
+                f"{count:,} {'row has' if count == 1 else 'rows have'} something like an image "
+                "that is not shown: the column image or images must have a path beside the data, "
+                "bytes, or a data URL"
             )
         return notes
 

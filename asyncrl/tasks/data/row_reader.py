@@ -11,7 +11,13 @@ from asyncrl.tasks.data.accepted_answers import accepted
 from asyncrl.tasks.data.chat_messages import FIRST, conversation, kind, tools_of
 from asyncrl.tasks.data.row_forms import LAST, RowForm, messages_in
 from asyncrl.tasks.data.taken_answers import RULES
-from asyncrl.tasks.images.image_source import ImageSource, images_of, with_images
+from asyncrl.tasks.images.image_source import (
+    COLUMNS,
+    ImageSource,
+    images_of,
+    images_wanted,
+    with_images,
+)
 from asyncrl.tasks.prompt import Messages
 from asyncrl.tasks.row_keys import keys_of, listed, value_at
 
@@ -63,17 +69,19 @@ def read_row(row: Any, form: RowForm, rule: str = "") -> ReadRow:
     if form.answer and form.answer != LAST:
         given = value_at(row, form.answer)
     read = _with_answer(row, form, rule, prompt, given, tools)
-    return _with_images(read, images_of(row))
+    return _with_images(read, images_of(row), may_want=any(key in row for key in COLUMNS))
 
 
-def _with_images(read: ReadRow, column: Sequence[ImageSource]) -> ReadRow:
-    """The row with its images: a prompt with any is a conversation. Raises LookupError."""
+def _with_images(read: ReadRow, column: Sequence[ImageSource], *, may_want: bool) -> ReadRow:
+    """The row with its images: a prompt with any is a conversation. Marks `<image>` in its texts
+    are places of images if it `may_want` some. Raises LookupError."""
     messages = messages_of_prompt(read.prompt)
-    if not column and not any(isinstance(one["content"], list) for one in messages):
-        return read
     if isinstance(read.prompt, str):
         messages = [{"role": "user", "content": read.prompt}]
-    elif not messages:
+    parts = any(isinstance(one["content"], list) for one in messages)
+    if not column and not parts and not (may_want and images_wanted(messages)):
+        return read
+    if not messages:
         raise LookupError("its prompt is ids, which have no place for its images")
     marked, images = with_images(messages, column)
     return read._replace(prompt=marked, images=images)

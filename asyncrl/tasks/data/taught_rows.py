@@ -34,7 +34,7 @@ def prompt_of(config: TaskConfig, read: ReadRow, folder: Path | None = None) -> 
     if isinstance(prompt, str):
         return render(config, prompt)
     if messages := messages_of_prompt(prompt):
-        images = [beside(folder, image) for image in read.images]
+        images = [beside(folder, image, config.image_hosts) for image in read.images]
         return ChatPrompt(messages, render(config, as_text(messages)), read.tools, images)
     return [one for one in prompt if isinstance(one, int)]
 

@@ -8,6 +8,7 @@ no file format, so that what is kept of an image was written by this project alo
 from __future__ import annotations
 
 import io
+import os
 import struct
 import warnings
 from functools import cache
@@ -20,6 +21,7 @@ from asyncrl.config.errors import installs
 from asyncrl.escape import escaped
 from asyncrl.files import read_regular
 from asyncrl.tasks.foreign_process import CallFailed, ForeignProcess
+from asyncrl.tasks.images.fetching import fetched
 from asyncrl.tasks.images.image_source import IMAGE_BYTES, ImageSource
 from asyncrl.tasks.images.pixels import PIXELS, Pixels
 
@@ -30,30 +32,40 @@ ENDS = 16
 _SIZE = struct.Struct("<II")
 
 
-def decoded_image(data: bytes) -> Pixels:
+def decoded_image(data: bytes, name: str = "") -> Pixels:
     """The pixels of an encoded image, as a viewer shows it: turned as its EXIF says, its first
     frame, in RGB, on white where it is transparent. Raises LookupError, with the reason as the end
-    of a sentence."""
+    of a sentence that has its `name`."""
+    said = f"its image {escaped(name, 200)} cannot" if name else "its image cannot"
     try:
         answer = _decoder().call(data)
     except CallFailed as error:
-        raise LookupError(f"its image cannot be decoded: {error}") from error
+        raise LookupError(f"{said} be decoded: {error}") from error
     width, height = _SIZE.unpack_from(answer)
     pixels = np.frombuffer(answer, np.uint8, offset=_SIZE.size)
     if len(pixels) != 3 * width * height or not 0 < width * height <= PIXELS:
-        raise LookupError("its image cannot be decoded: its decoder gave no pixels")
+        raise LookupError(f"{said} be decoded: its decoder gave no pixels")
     return pixels.reshape(height, width, 3)
 
 
-def read_image(source: ImageSource) -> Pixels:
-    """The pixels of an image of a prompt, whose path is in full. Raises LookupError."""
+def image_bytes(source: ImageSource) -> bytes:
+    """The encoded bytes of an image of a prompt, whose path is in full. Raises LookupError."""
+    if source.data:
+        return source.data
+    if source.url:
+        return fetched(source.url, source.hosts)
     try:
-        data = source.data or read_regular(Path(source.path), IMAGE_BYTES)
+        folder = os.path.realpath(source.folder)
+        if not Path(os.path.realpath(source.path)).is_relative_to(folder):
+            raise LookupError(
+                f"its image {escaped(source.path, 200)} is a link out of the folder of the data: "
+                "copy the files there (cp -rL), or put the data file beside them"
+            )
+        return read_regular(Path(source.path), IMAGE_BYTES)
     except OSError as error:
         raise LookupError(
             f"its image {escaped(source.path, 200)} cannot be read: {error.strerror}"
         ) from error
-    return decoded_image(data)
 
 
 @cache

@@ -1,5 +1,5 @@
-"""Images as data has them: a path beside the data file, bytes, or a data URL. Pure. Invariant:
-nothing that a data file says is fetched, and no path leads out of its folder."""
+"""Images as data has them: a path beside the data file, bytes, base64, or a URL. Pure. Invariant: a
+URL is of a host that the settings list, and no path leads out of the folder of its data file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -16,25 +17,37 @@ from asyncrl.escape import escaped
 
 IMAGE_BYTES = 2**24
 """Bytes of an encoded image, at most."""
+URL_CHARACTERS = 4096
+"""Characters of a URL, at most."""
+PORTS = {"https": 443, "http": 80}
+"""Ports of the schemes in which images are fetched."""
 IMAGES = 16
 """Images of a prompt, at most."""
 COLUMNS = ("images", "image")
 """Keys of a row that may have the images of its prompt."""
 MAPPED = ("bytes", "url", "image", "path")
 """Keys of a mapping that may have an image, in this order."""
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
-"""Ends of names that are files of images."""
-_DATA = re.compile(r"data:[\w.+-]+/[\w.+-]+;base64,")
-_KNOWN = re.compile(_DATA.pattern + "|https?://", re.IGNORECASE)
+SUFFIXES = (
+    *(".png", ".jpg", ".jpeg", ".jfif", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
+    *(".svg", ".pdf", ".ico", ".heic", ".heif", ".avif", ".jp2", ".jxl", ".ppm", ".tga", ".psd"),
+)
+"""Ends of names that are files of images, also of those that are not decoded."""
+_DATA = re.compile(r"data:[\w.+-]*/?[\w.+-]*(;[\w.+-]+=[^;,]*)*;base64,", re.IGNORECASE)
+_KNOWN = re.compile(r"data:|[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 """Begin of a text that is an image, and no name of a container's."""
+_BASE64 = re.compile(r"(iVBORw0KGgo|/9j/|R0lGOD|UklGR|SUkqA|TU0AK)[\w+/=\s]{40,}")
+"""Base64 of the first bytes of PNG, JPEG, GIF, WebP and TIFF, and what follows."""
 _CONTAINER = re.compile(r"[a-z0-9][\w./:@-]*")
 """A name of a container's image."""
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_URL = re.compile(r"https?://", re.IGNORECASE)
+_NAMES = re.compile("image|img|photo|picture|screen", re.IGNORECASE)
+"""Keys of a row that may have an image."""
 
 
-class ImageSource(msgspec.Struct, frozen=True):
-    """An image of a row: its encoded `data`, or the `path` of its file, relative to the folder of
-    the data file.
+class ImageSource(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An image of a row: its encoded `data`, the `path` of its file, relative to the folder of the
+    data file, or the `url` from which it is fetched. In a prompt the path is in full, `folder` is
+    what its file must be in, and `hosts` are those that may be asked.
 
     >>> ImageSource(path="screens/7.png").data
     b''
@@ -42,6 +55,9 @@ class ImageSource(msgspec.Struct, frozen=True):
 
     data: bytes = b""
     path: str = ""
+    url: str = ""
+    folder: str = ""
+    hosts: tuple[str, ...] = ()
 
 
 def image_source(value: Any) -> ImageSource:
@@ -49,10 +65,10 @@ def image_source(value: Any) -> ImageSource:
 
     >>> image_source("screens/7.png").path, image_source({"bytes": b"GIF89a", "path": None}).data
     ('screens/7.png', b'GIF89a')
-    >>> image_source("https://example.org/7.png")
+    >>> image_source("/etc/7.png")
     Traceback (most recent call last):
-    LookupError: its image is a URL, and nothing is fetched that data names: save the file beside \
-the data, and give its path
+    LookupError: its image '/etc/7.png' is not beside the data: give a path that is relative to \
+the folder of the data file, and stays in it
     """
     if isinstance(value, Mapping):
         found = [value.get(key) for key in MAPPED]
@@ -65,20 +81,60 @@ the data, and give its path
         raise LookupError("its image is no path, no bytes and no data URL")
     if opened := _DATA.match(value):
         return image_source(_decoded(value[opened.end() :]))
-    if _URL.match(value) and not value.lower().startswith("file://"):
-        raise LookupError(
-            "its image is a URL, and nothing is fetched that data names: save the file beside the "
-            "data, and give its path"
-        )
+    if _BASE64.fullmatch(value):
+        return image_source(_decoded(value))
+    if _URL.match(value):
+        if len(value) > URL_CHARACTERS:
+            raise LookupError(f"its image is a URL of more than {URL_CHARACTERS:,} characters")
+        return ImageSource(url=value)
+    return ImageSource(path=_path(value))
+
+
+def _path(value: str) -> str:
+    """The path that a text is. Raises LookupError."""
     path = PurePosixPath(value)
-    if value.lower().startswith(("data:", "file:")) or "\0" in value or len(value) > 1024:
+    if value.lower().startswith(("data:", "file:")) or "\0" in value:
         raise LookupError("its image is no path, no bytes and no data URL in base64")
+    if _KNOWN.match(value):
+        raise LookupError(f"its image {escaped(value, 80)!r} is a URL, but not of http or https")
+    if len(value) > 1024:
+        raise LookupError("its image is a path of more than 1,024 characters")
+    if "\\" in value:
+        raise LookupError(f"its image {escaped(value, 80)!r} has backslashes: write / instead")
     if path.is_absolute() or ".." in path.parts:
         raise LookupError(
             f"its image {escaped(value, 80)!r} is not beside the data: give a path that is "
             "relative to the folder of the data file, and stays in it"
         )
-    return ImageSource(path=value)
+    return value
+
+
+def origin_of(url: str) -> tuple[str, str, int]:
+    """The scheme, host and port of a URL, or of a host that settings list (of https, if no scheme
+    is given). Raises ValueError for what is none, and for one with a password.
+
+    >>> origin_of("https://Example.org/7.png?x"), origin_of("http://10.0.0.5:8000")
+    (('https', 'example.org', 443), ('http', '10.0.0.5', 8000))
+    """
+    parts = urlsplit(url if "://" in url else f"https://{url}")
+    scheme, host = parts.scheme.lower(), parts.hostname or ""
+    if scheme not in PORTS or not host or "@" in parts.netloc:
+        raise ValueError("it is no host of http or https")
+    return scheme, host, parts.port or PORTS[scheme]
+
+
+def is_listed(url: str, hosts: Sequence[str]) -> bool:
+    """True if settings list the host of a URL.
+
+    >>> is_listed("https://example.org/7.png", ["example.org"])
+    True
+    >>> is_listed("http://example.org/7.png", ["example.org"])
+    False
+    """
+    try:
+        return origin_of(url) in map(origin_of, hosts)
+    except ValueError:
+        return False
 
 
 _KINDS = {b"\x89PNG": "png", b"\xff\xd8": "jpeg", b"GIF8": "gif", b"BM": "bmp", b"RIFF": "webp"}
@@ -95,13 +151,22 @@ def data_url(data: bytes) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def beside(folder: Path | None, source: ImageSource) -> ImageSource:
-    """The image, with its path in full. Raises LookupError where the data has no folder."""
+def beside(folder: Path | None, source: ImageSource, hosts: Sequence[str] = ()) -> ImageSource:
+    """The image, with its path in full, or with the hosts that may be asked. Raises LookupError
+    where the data has no folder, and for a URL of another host."""
     if source.data:
         return source
+    if source.url:
+        if not is_listed(source.url, hosts):
+            raise LookupError(
+                f"its image is the URL {escaped(source.url, 120)}, whose host is not in "
+                "task.image_hosts: save the file beside the data, and give its path, or list the "
+                "host there"
+            )
+        return msgspec.structs.replace(source, hosts=tuple(hosts))
     if folder is None:
         raise LookupError("its image is a path, and data of a hub has no files beside it")
-    return ImageSource(path=str(folder / source.path))
+    return ImageSource(path=str(folder / source.path), folder=str(folder))
 
 
 def images_of(row: Mapping[str, Any]) -> list[ImageSource]:
@@ -117,8 +182,8 @@ def images_of(row: Mapping[str, Any]) -> list[ImageSource]:
     """
     for column in COLUMNS:
         value = row.get(column)
-        values = value if isinstance(value, list) else [value]
-        if any(map(_looks_like_one, values)):
+        if _has_one(value):
+            values = value if isinstance(value, list) else [value]
             if len(values) > IMAGES:
                 raise LookupError(f"it has {len(values)} images, and {IMAGES} at most")
             return [image_source(one) for one in values]
@@ -126,29 +191,37 @@ def images_of(row: Mapping[str, Any]) -> list[ImageSource]:
 
 
 def is_not_shown(row: Mapping[str, Any]) -> bool:
-    """True if a row has something in the columns `images` and `image` that is neither an image nor
-    the name of a container's image: `images_of` leaves it out.
+    """True if a row has something that is not shown: in the columns `images` and `image` what is
+    neither an image nor the name of a container's image, or images in both; where both are empty,
+    an image in another column whose name says so.
 
     >>> is_not_shown({"image": "python:3.12"}), is_not_shown({"image": None, "images": []})
     (False, False)
     >>> is_not_shown({"image": 7}), is_not_shown({"images": "screen 7"})
     (True, True)
+    >>> is_not_shown({"image_path": "7.png"}), is_not_shown({"image": "7.png", "images": "8.png"})
+    (True, True)
     """
+    if shown := sum(_has_one(row.get(column)) for column in COLUMNS):
+        return shown > 1
     for column in COLUMNS:
         value = row.get(column)
         values = value if isinstance(value, list) else [value]
-        if any(map(_looks_like_one, values)):
-            return False
         named = isinstance(value, str) and _CONTAINER.fullmatch(value) is not None
         if any(one or one == 0 for one in values) and not (named and column == "image"):
             return True
-    return False
+    return any(_has_one(value) for key, value in row.items() if _NAMES.search(str(key)))
+
+
+def _has_one(value: Any) -> bool:
+    """True if a column has an image."""
+    return any(map(_looks_like_one, value if isinstance(value, list) else [value]))
 
 
 def _looks_like_one(value: Any) -> bool:
     found = map(value.get, MAPPED) if isinstance(value, Mapping) else (value,)
     return any(
-        bool(_KNOWN.match(one)) or one.lower().endswith(SUFFIXES)
+        bool(_KNOWN.match(one) or _BASE64.fullmatch(one)) or one.lower().endswith(SUFFIXES)
         if isinstance(one, str)
         else isinstance(one, bytes)
         for one in found
@@ -156,10 +229,10 @@ def _looks_like_one(value: Any) -> bool:
 
 
 def _decoded(text: str) -> bytes:
-    if len(text) > 4 * (IMAGE_BYTES // 3 + 1):
+    if len(text) > 5 * (IMAGE_BYTES // 3 + 1):
         raise LookupError(f"its image has more than {IMAGE_BYTES:,} bytes")
     try:
-        return base64.b64decode(text, validate=True)
+        return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError) as error:
         raise LookupError(f"its image is no base64 ({error})") from error
 
@@ -192,7 +265,7 @@ def with_images(
     [{'role': 'user', 'content': [{'type': 'image'}, {'type': 'text', 'text': 'Which?'}]}]
     """
     left, images = list(column), list[ImageSource]()
-    wanted = sum(_wanted(message) for message in messages)
+    wanted = images_wanted(messages)
     marked = [dict(message) for message in messages]
     if column and not wanted:
         first = next(one for one in marked if one["role"] == "user")
@@ -200,7 +273,9 @@ def with_images(
         texts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         first["content"] = [*({"type": "image", "image": one} for one in column), *texts]
     elif wanted != len(column):
-        raise LookupError(f"its messages want {wanted} images, and it has {len(column)}")
+        raise LookupError(
+            f"its messages want {wanted} image{'s' * (wanted != 1)}, and it has {len(column)}"
+        )
     for message in marked:
         content = message["content"]
         if isinstance(content, str) and column and MARK in content and message["role"] == "user":
@@ -225,6 +300,16 @@ def with_images(
 
 MARK = "<image>"
 """The place of an image in a text, as in LLaVA's data."""
+
+
+def images_wanted(messages: Sequence[Mapping[str, Any]]) -> int:
+    """The places in messages for images of a row's column: parts without an image of their own,
+    and marks.
+
+    >>> images_wanted([{"role": "user", "content": "<image> or <image>?"}])
+    2
+    """
+    return sum(map(_wanted, messages))
 
 
 def _wanted(message: Mapping[str, Any]) -> int:

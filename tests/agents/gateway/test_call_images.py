@@ -76,6 +76,14 @@ def shown(path: str, data: bytes) -> dict[str, Any]:
     return {"type": "input_image", "image_url": url, "detail": "auto"}
 
 
+def named(path: str, url: str) -> dict[str, Any]:
+    """A user's message that names an image."""
+    part: Any = {"type": "image", "source": {"type": "url", "url": url}}
+    if path != MESSAGES:
+        part = {"type": shown(path, b"")["type"], "image_url": url}
+    return {"role": "user", "content": [part]}
+
+
 def asked(path: str, *messages: Any, **more: Any) -> dict[str, Any]:
     said = "input" if path == RESPONSES else "messages"
     most = {"max_output_tokens" if path == RESPONSES else "max_tokens": 4}
@@ -187,10 +195,8 @@ async def test_a_bad_image_is_a_sentence_of_its_dialect_and_others_go_on(
                 (user(path, SEEN[1]), "1 places for 0 images"),
                 (user(path, "?", red) | {"role": "system"}, "images are a user's or a tool's"),
             ]
-            url: Any = {"type": "image", "source": {"type": "url", "url": "http://x/a.png"}}
-            if path != MESSAGES:
-                url = {"type": shown(path, red)["type"], "image_url": "http://x/a.png"}
-            wrong.append(({"role": "user", "content": [url]}, "the gateway fetches nothing"))
+            for url, why in (("http://x/a.png", "not in task.image_hosts"), ("a.png", "or a URL")):
+                wrong.append((named(path, url), why))
             for message, why in wrong:
                 said = await client.post(path, json=asked(path, message))
                 assert said.status_code == 400, said.text
@@ -224,6 +230,35 @@ def test_a_number_is_of_one_image(sighted: Sighted) -> None:
     for broken in ([7, *[-1] * 3, 8], [-3] * 4, [7, *[-1] * 4]):
         with pytest.raises(ValueError, match="image"):
             images.numbered(np.array(broken, np.int32), names, rows)
+
+
+async def test_a_url_of_a_listed_host_is_fetched_once(
+    sighted: Sighted, virtual: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its history is sent again; what cannot be fetched is the sentence of its call."""
+    asked_for = list[str]()
+
+    def fetched(url: str, hosts: tuple[str, ...]) -> bytes:
+        assert hosts == ("x",)
+        asked_for.append(url)
+        if "gone" in url:
+            raise LookupError("its image cannot be fetched: the host answers 404")
+        return encoded("red")
+
+    monkeypatch.setattr("asyncrl.agents.gateway.prompt_reader.fetched", fetched)
+    says, images = Says(say("B", ends="length")), sighted.images()
+    engine = scripted(says, vocabulary=VOCABULARY)
+    settings: dict[str, Any] = {**SIGHTED, "image_hosts": ("x",)}
+    async with opened(engine, sighted.tokenizer, images=images, **settings) as (_, client):
+        await engine.load(0, None)
+        for path in (CHAT, MESSAGES, RESPONSES):
+            said = await client.post(path, json=asked(path, named(path, "https://x/a.png")))
+            assert said.status_code == 200, said.text
+            said = await client.post(path, json=asked(path, named(path, "https://x/gone.png")))
+            assert said.status_code == 400 and "answers 404" in said.text
+    assert asked_for.count("https://x/a.png") == 1 and images.decoded == 1
+    assert seen(says.requests) == [(of("", 0), says.requests[0].images)] * 3
+    assert len(says.requests[0].images) == 1
 
 
 async def test_one_image_in_64_rollouts_costs_its_bytes_once(

@@ -1,5 +1,5 @@
-"""Contents of messages, which dialects share: texts, and images. Invariant: nothing is fetched that
-a request names, and an image is bytes here; whether it can be decoded is found later.
+"""Contents of messages, which dialects share: texts, and images. Invariant: an image is bytes here,
+or a URL of a host that settings list; whether it can be fetched and decoded is found later.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from asyncrl.agents.gateway.dialects.parameters import where_of
-from asyncrl.agents.gateway.errors import GatewayError, bad
+from asyncrl.agents.gateway.errors import bad
 from asyncrl.agents.gateway.gateway_settings import Settings
-from asyncrl.tasks.images.image_source import image_source
+from asyncrl.tasks.images.image_source import ImageSource, beside, image_source
 
 Content = str | list[dict[str, Any]]
 """A message's content for chat templates: a text, or, with images, parts of type `text`, and of
-type `image` with its encoded bytes."""
+type `image` with its `ImageSource`."""
 IMAGES = ("image_url", "input_image", "image")
 """Types of parts that are an image: OpenAI's in chat and in responses, and Anthropic's."""
 SHOWN_BY = ("user", "tool")
@@ -43,7 +43,7 @@ def content_of(
                 )
             if role not in SHOWN_BY:
                 raise bad(f"{where}: images are a user's or a tool's", where_of(where))
-            parts.append({"type": "image", "image": _image(block, where)})
+            parts.append({"type": "image", "image": _image(block, where, settings.image_hosts)})
         else:
             text = block if isinstance(block, str) else _text(block, where, kinds)
             parts.append({"type": "text", "text": text})
@@ -86,28 +86,30 @@ def _text(block: Any, where: str, kinds: Sequence[str]) -> str:
     return text
 
 
-def _image(block: Mapping[str, Any], where: str) -> bytes:
-    """The encoded bytes of a part that is an image. Raises GatewayError (400)."""
+def _image(block: Mapping[str, Any], where: str, hosts: Sequence[str]) -> ImageSource:
+    """The image of a part that is one: its encoded bytes, or its URL. Raises GatewayError (400)."""
     if block["type"] == "image":
         source: Any = block.get("source")
-        data = source.get("data") if isinstance(source, Mapping) else None
-        if not isinstance(data, str) or source.get("type") != "base64":
-            raise _elsewhere(where, "a source of type base64, with its data")
-        url: Any = f"data:image/any;base64,{data}"
+        source = source if isinstance(source, Mapping) else {}
+        data, url = source.get("data"), source.get("url")
+        if source.get("type") == "base64" and isinstance(data, str):
+            url = f"data:image/any;base64,{data}"
+        elif source.get("type") != "url":
+            url = None
+        wanted = "a source of type base64, with its data"
     else:
         given: Any = block.get("image_url")
         url = given.get("url") if isinstance(given, Mapping) else given
-        if not isinstance(url, str) or not url.startswith("data:"):
-            raise _elsewhere(where, "a data URL (data:image/png;base64,…)")
+        wanted = "a data URL (data:image/png;base64,…)"
+    known = isinstance(url, str) and url.lower().startswith(("data:", "https:", "http:"))
     try:
-        return image_source(url).data
+        found = beside(None, image_source(url), hosts) if known else None
     except LookupError as error:
         raise bad(f"{where}: {error}", where_of(where), "invalid_image") from error
-
-
-def _elsewhere(where: str, wanted: str) -> GatewayError:
-    return bad(
-        f"{where}: an image must be {wanted}: the gateway fetches nothing",
-        where_of(where),
-        "invalid_image",
-    )
+    if found is None:
+        raise bad(
+            f"{where}: an image must be {wanted}, or a URL of a host in task.image_hosts",
+            where_of(where),
+            "invalid_image",
+        )
+    return found
