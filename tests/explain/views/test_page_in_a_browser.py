@@ -186,6 +186,7 @@ def test_page_and_report_are_readable(
 ) -> None:
     run = idle_run(tmp_path / "r")
     quiet.screen(width, 844, dark=dark)
+    quiet.language("en-US@posix" if dark else "en-US")  # LANG=C is said so by some
     with served(run, quiet) as url:
         quiet.open(url)
         quiet.until(THERE)
