@@ -20,6 +20,7 @@ from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.experience import events as e
 from asyncrl.explain import run_status, summary
 from asyncrl.explain.run_status import ActorStatus, GroupCounts
+from asyncrl.explain.views import kept_rollouts
 from asyncrl.explain.views.assets import SCRIPTS
 from asyncrl.explain.views.page_process import serve_page
 from asyncrl.explain.views.report import write_report
@@ -65,7 +66,7 @@ SMALL = """
 """Elements whose text is less than ten pixels high."""
 THERE = "[...document.querySelectorAll('section')].every(one => one.dataset.tag)"
 CONTROLS = (
-    "a[href], button:not([disabled]), summary, select, [tabindex='0'], "
+    "a[href], button:not([disabled], [hidden]), summary, select, [tabindex='0'], "
     "input:is(:checked, :not([type=radio]))"
 )
 DRAWN = "document.querySelectorAll('.card canvas').length"
@@ -235,8 +236,9 @@ def test_keys_reach_every_control_and_each_shows_that_it_is_reached(
 
 
 def test_runs_are_laid_over_each_other_and_rollouts_are_browsed(
-    tmp_path: Path, quiet: Browser
+    tmp_path: Path, quiet: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(kept_rollouts.ENDED, "train", 0)  # they are a look away
     runs = tmp_path / "runs"
     idle_run(runs / "one")
     make_run(runs / "other", [step(v, reward=1.0 - v / 50) for v in range(1, 60)])
@@ -267,8 +269,14 @@ def test_runs_are_laid_over_each_other_and_rollouts_are_browsed(
                 f".find(one => one.innerText === '{words}').click()"
             )
         quiet.value("document.querySelector('.tools [type=checkbox]').click()")
-        rows = "[...document.querySelectorAll('tbody tr:not([hidden])')].length"
+        rows = "[...document.querySelectorAll('#rollouts tbody tr:not([hidden])')].length"
+        newest = quiet.value(rows)
+        quiet.value("document.getElementById('rollout-older').click()")
+        quiet.until("document.getElementById('rollout-looked').innerText.includes('all that')")
         every = quiet.value(rows)
+        assert every > newest
+        quiet.value("document.querySelector('[data-further] [data-open]').click()")
+        quiet.until("document.querySelector('tr.opened .rollout') !== null")
         field = "document.getElementById('rollout-filter')"
         quiet.value(f"{field}.value = 'zero_variance'; {field}.dispatchEvent(new Event('input'))")
         assert quiet.value(rows) < every
