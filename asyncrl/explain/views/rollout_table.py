@@ -109,7 +109,7 @@ def older(kept: KeptRollouts, until: int, column: str, down: bool, words: str) -
 
 def _pattern(word: str) -> re.Pattern[str]:
     """A word as it is looked for: `prompt 7` is not in `prompt 70`."""
-    return re.compile(re.escape(word) + (r"(?!\d)" if word[-1:].isdigit() else ""))
+    return re.compile(re.escape(word) + ("(?![0-9])" if re.search("[0-9]$", word) else ""))
 
 
 def _has(row: Html, asked: list[re.Pattern[str]]) -> bool:

@@ -35,8 +35,6 @@ from asyncrl.words import whole
 PART = "part/"
 ROLLOUT = "rollout/"
 OLDER = "older/"
-EVENTS = 2**63
-"""Bound of the numbers of events."""
 OWNER = "the page"
 MADE_S = 300.0
 """Seconds that a question waits for its part at most."""
@@ -72,10 +70,10 @@ class RunPage:
             return await self._part(name, headers)
         if path.startswith(ROLLOUT):
             number, _, end = path.removeprefix(ROLLOUT).partition("/")
-            return await self._read(partial(self._rollout, whole(number), event(end)))
+            return await self._read(partial(self._rollout, whole(number), whole(end)))
         if path.startswith(OLDER) and path.count("/") >= 4:
             until, column, order, words = path.removeprefix(OLDER).split("/", 3)
-            return await self._read(partial(self._older, event(until), column, order, words))
+            return await self._read(partial(self._older, whole(until), column, order, words))
         raise PageRefused(404, "there is no such page; the run's is at /")
 
     def _whole(self) -> str:
@@ -102,7 +100,7 @@ class RunPage:
         return document(name, PARTS[name].of(seen, name))
 
     async def _read(self, make: Callable[[], bytes]) -> PageAnswer:
-        """What is read of the journal for one who asks, one at a time."""
+        """Read from the journal for one who asks, one at a time."""
         with in_time(self._waits):
             async with self._reading:
                 body = await trio.to_thread.run_sync(make)
@@ -124,12 +122,6 @@ class RunPage:
         with refused():
             rows = older(self._rollouts, until, column, order == "down", words)
             return document("older rollouts", rows)
-
-
-def event(text: str) -> int | None:
-    """The number of an event, as far as a journal can have it."""
-    number = whole(text)
-    return number if number is not None and number < EVENTS else None
 
 
 @contextmanager
