@@ -99,7 +99,7 @@ class KeptRollouts:
         """Those that fit of the rollouts that ended by event `until`: the newest, or without end
         those of the highest `rank`, of which None is none. Raises ConfigError."""
         known = self.known()
-        best, tokens, looked = list[tuple[float, int, SeenRollout]](), 0, 0
+        best, tokens, looked = list[tuple[float, int, int, SeenRollout]](), 0, 0
         older: int | None = None
         stop = time.thread_time() + LOOK_S
         with RunFiles(self._run).journal() as history:

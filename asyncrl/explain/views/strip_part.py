@@ -108,8 +108,9 @@ def _exact(accuracy: float | None) -> str:
     >>> _exact(0.996), _exact(0.9999), _exact(0.75), _exact(1.0)
     ('99.6%', '99.9%', '75%', '100%')
     """
-    almost = accuracy is not None and 0.995 <= accuracy < 1
-    return f"{min(accuracy, 0.999):.1%}" if almost else share(accuracy)
+    if accuracy is not None and 0.995 <= accuracy < 1:
+        return f"{min(accuracy, 0.999):.1%}"
+    return share(accuracy)
 
 
 def _rates(seen: SeenRun) -> tuple[float | None, float | None]:
