@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
@@ -39,19 +40,50 @@ class SequenceToTrain(NamedTuple):
 
 def by_rollout(counts: Iterable[TokenCount]) -> list[TokenCount]:
     """One count for each rollout: that of all of its sequences, in the order in which each came
-    first.
+    first, with their places as they are (`placed`).
 
-    >>> by_rollout([TokenCount(7, 3, {"stale": 1}), TokenCount(7, 2, {"stale": 2})])
-    [TokenCount(rollout=7, trained=5, discarded={'stale': 3})]
+    >>> (count,) = by_rollout([TokenCount(7, 3, {"stale": 1}), TokenCount(7, 2, {"stale": 2})])
+    >>> count.rollout, count.trained, count.discarded
+    (7, 5, {'stale': 3})
     """
     totals: dict[int, TokenCount] = {}
     for count in counts:
         known = totals.get(count.rollout, TokenCount(count.rollout, 0, {}))
         discarded = Counter(known.discarded) + Counter(count.discarded)
+        places = {
+            reason: sorted([*known.places.get(reason, ()), *count.places.get(reason, ())])
+            for reason in [*known.places, *count.places]
+        }
         totals[count.rollout] = TokenCount(
-            count.rollout, known.trained + count.trained, dict(discarded)
+            count.rollout, known.trained + count.trained, dict(discarded), places=places
         )
     return list(totals.values())
+
+
+def placed(count: TokenCount, rollout: Rollout) -> TokenCount:
+    """The count, whose places are among the tokens of the rollout. Those of a strand are counted
+    from its own first token: each of its turns begins elsewhere in the rollout.
+
+    Example: where a strand has turn 1 alone, behind the two tokens of turn 0, its token 1 is the
+    rollout's token 3.
+    """
+    if not count.places or not rollout.strands:
+        return count
+    starts = [0, *accumulate(turn.tokens for turn in rollout.turns)]
+    parts, at = list[tuple[int, int, int]](), 0
+    for turn, tokens in turn_tokens(rollout.turns, rollout.strands[count.strand]):
+        parts.append((at, at + tokens, starts[turn] - at))
+        at += tokens
+    places = {
+        reason: [
+            (max(start, first) + moved, min(end, last) + moved)
+            for start, end in stretches
+            for first, last, moved in parts
+            if start < last and first < end
+        ]
+        for reason, stretches in count.places.items()
+    }
+    return msgspec.structs.replace(count, places=places)
 
 
 def of_rollout(group: Group, rollout: Rollout, config: Config) -> list[SequenceToTrain]:

@@ -42,6 +42,7 @@ from asyncrl.actors.coordinator.sequences import (
     by_rollout,
     of_replayed,
     of_rollout,
+    placed,
 )
 from asyncrl.actors.coordinator.step_alarms import StepAlarms
 from asyncrl.actors.coordinator.trainer_commands import OUTSTANDING, TrainerCommands
@@ -409,9 +410,12 @@ class Stepping:
         if self._config.train.replay_groups:
             self._store_for_replay(message.version - 1)
         for counts, lags in self._consumed.pop(message.version - 1, []):
-            for count in by_rollout(counts):
-                imported = not self._store.experience.rollouts[count.rollout].own
-                self._store.record(Trained(count.rollout, count.trained, count.discarded))
+            rollouts = self._store.experience.rollouts
+            for count in by_rollout([placed(one, rollouts[one.rollout]) for one in counts]):
+                imported = not rollouts[count.rollout].own
+                self._store.record(
+                    Trained(count.rollout, count.trained, count.discarded, count.places)
+                )
                 if imported:
                     foreign += count.trained
                     continue

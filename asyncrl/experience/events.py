@@ -313,11 +313,13 @@ class Taken(Event, frozen=True):
 
 class Trained(Event, frozen=True):
     """The optimizer step that took a rollout is done: `trained` tokens entered the loss,
-    `discarded` ones did not, by reason."""
+    `discarded` ones did not, by reason. `places` are the first of these, [start, end) of its
+    sampled tokens, by reason; nothing follows from them."""
 
     rollout: int
     trained: int
     discarded: dict[str, int]
+    places: dict[str, list[tuple[int, int]]] = {}
 
 
 class StoredForReplay(Event, frozen=True):

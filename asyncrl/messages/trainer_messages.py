@@ -180,11 +180,15 @@ class MeasuredLoss(Message, frozen=True):
 
 class TokenCount(Part, frozen=True):
     """Counts of one sequence's sampled tokens: `trained` entered a loss, the rest was left out, by
-    reason. Example: `TokenCount(7, 90, {"stale": 6, "icepop": 4})` of 100 tokens."""
+    reason. Example: `TokenCount(7, 90, {"stale": 6, "icepop": 4})` of 100 tokens. `strand` is the
+    sample's; `places` are the first of those that were left out, [start, end) of its sampled
+    tokens, by reason."""
 
     rollout: int
     trained: int
     discarded: dict[str, int]
+    strand: int = 0
+    places: dict[str, list[tuple[int, int]]] = {}
 
 
 class Consumed(Message, frozen=True):

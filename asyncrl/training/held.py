@@ -16,7 +16,7 @@ from torch import Tensor
 from asyncrl.algorithms.minibatches.minibatch_rule import MinibatchRule
 from asyncrl.algorithms.ratios import log_ratio
 from asyncrl.algorithms.tokens import sum_by_rollout
-from asyncrl.messages import Sample, TokenCount
+from asyncrl.messages import Sample
 from asyncrl.training.batch import Batch
 from asyncrl.training.packing import PackedBatch, part_of
 
@@ -124,20 +124,3 @@ def carry(
         means = before.new_zeros(len(known))
         means[: len(sums.mean)] = sums.mean
         held.factors.copy_(rule.carried(before, means)[rollout])
-
-
-def token_counts(
-    samples: Sequence[Sample], sample_index: Tensor, outcome: Tensor, reasons: Sequence[str]
-) -> list[TokenCount]:
-    """Count each sample's tokens by their `outcome` (int64 [tokens]), an index of `reasons`, of
-    which the first means trained."""
-    table = torch.zeros(len(samples), len(reasons), dtype=torch.int64)
-    table.index_put_((sample_index, outcome), torch.ones_like(outcome), accumulate=True)
-    return [
-        TokenCount(
-            sample.rollout,
-            row[0],
-            {reason: count for reason, count in zip(reasons[1:], row[1:], strict=True) if count},
-        )
-        for sample, row in zip(samples, table.tolist(), strict=True)
-    ]

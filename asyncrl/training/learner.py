@@ -40,7 +40,7 @@ from asyncrl.training.chunked_logits import Entropy, LogitFigures
 from asyncrl.training.expert_balance import ExpertBalance
 from asyncrl.training.forward import figures, shares
 from asyncrl.training.gradients import token_advantages
-from asyncrl.training.held import HeldBatch, HeldPart, carry, minibatches, token_counts
+from asyncrl.training.held import HeldBatch, HeldPart, carry, minibatches
 from asyncrl.training.kl_terms import KlAdded, KlTerms, Served
 from asyncrl.training.linear import accelerate
 from asyncrl.training.loss import ERROR, MEDIAN, STALE, TRAINED, TRUNCATED, Loss, ResponseTokens
@@ -55,6 +55,7 @@ from asyncrl.training.schedule import learning_rate
 from asyncrl.training.shown_images import TrainedImages
 from asyncrl.training.sums import Sums
 from asyncrl.training.supervised import SupervisedLoss
+from asyncrl.training.token_counts import token_counts
 from asyncrl.training.weight_average import WeightAverage
 
 logger = logging.getLogger(__name__)

@@ -143,7 +143,7 @@ SAID: list[messages.Message] = [
     messages.MicroBatch(
         1, 0, [messages.Sample(7, 3, 4, 4, 1.0, [messages.Span(1, 4, 8)])], {3: [1.0, 0.0]}
     ),
-    messages.Consumed(1, 0, [messages.TokenCount(7, 4, {"stale": 2})], 0.1),
+    messages.Consumed(1, 0, [messages.TokenCount(7, 4, {"stale": 2}, 0, {"stale": [(0, 2)]})], 0.1),
     messages.Prepared(1, [2**64 - 1, 0], ""),
     messages.Interrupt([1, 2, 3]),
 ]

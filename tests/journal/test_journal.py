@@ -60,7 +60,7 @@ def everything() -> list[e.AnyEvent]:
         e.Buried(2, "attempts"),
         e.LateTokens(7),
         e.Taken(0, [0]),
-        e.Trained(0, 3, {"icepop": 1}),
+        e.Trained(0, 3, {"icepop": 1}, {"icepop": [(1, 2)]}),
         e.Admitted(1, 3, 1, "evaluation", 4, bytes(8), 4, 0),
         e.Dropped(1, "evaluation"),
         e.Admitted(2, 4, 1, "train", 1, bytes(8), 4, None, None, 8, 2),

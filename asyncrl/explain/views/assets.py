@@ -38,6 +38,7 @@ VENDORED = {
 }
 STYLES = ("uplot/uPlot.min.css", "frame.css", "parts.css", "rollouts.css")
 SCRIPTS = (
+    "locale.js",
     "uplot/uPlot.iife.min.js",
     "chart.js",
     "overlays.js",

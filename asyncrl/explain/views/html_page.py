@@ -10,10 +10,11 @@ prompts), no other request, no style of another; and no text can become a script
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
-from html import escape
+from html import escape, unescape
 from itertools import chain, repeat
 
 from asyncrl.escape import CUT, escaped, escaped_lines
@@ -21,6 +22,7 @@ from asyncrl.words import share
 
 TEXT = 4000
 """Characters of a text of several lines, at most."""
+_TAG = re.compile("<[^>]*>")
 VOID = frozenset({"meta", "input", "img"})
 """Tags without an end."""
 
@@ -45,6 +47,15 @@ def tag(name: str, /, *children: str, **attributes: str | float) -> Html:
     if name in VOID:
         return Html(f"<{name}{said}>")
     return Html(f"<{name}{said}>{''.join(map(_html, children))}</{name}>")
+
+
+def text_of(html: Html) -> str:
+    """The text of a piece, without its tags.
+
+    >>> text_of(tag("td", "1 < 2", title="a > b"))
+    '1 < 2'
+    """
+    return unescape(_TAG.sub("", html))
 
 
 def lines(text: str) -> Html:

@@ -29,19 +29,24 @@ Owner = tuple[Literal["rollout", "group"], int]
 
 
 def newest_ended(
-    history: JournalReader, forgotten: int, after: int = 0
+    history: JournalReader, forgotten: int, after: int = 0, until: int | None = None
 ) -> Iterator[tuple[int, SeenRollout]]:
-    """The rollouts that ended after event `after`, each with the number of the event that ended it,
-    the newest first; the events up to number `forgotten` are compacted away. It reads on as it is
-    asked on. Raises JournalError, and ImpossibleEvent where events do not follow from one
-    another."""
+    """The rollouts that ended after event `after`, and by event `until` (None: by the last one),
+    each with the number of the event that ended it, the newest first; the events up to number
+    `forgotten` are compacted away. It reads on as it is asked on. Raises JournalError, and
+    ImpossibleEvent where events do not follow from one another."""
+    if until is not None and until <= forgotten:
+        return
     bases = [number for number, _ in history.snapshots() if number >= forgotten]
     if not forgotten:
         bases.insert(0, 0)
     later = set[int]()
-    last: int | None = None
+    last = until
     for base in reversed(bases or [forgotten]):
         part = _Part(later, after)
+        if until is not None and base >= until:  # only what lives there, so did not end before
+            later |= part.begin(history.snapshot(base).groups if base else ())
+            continue
         for number, event in history.backward(base, last):
             if number <= after and part.settled:
                 return

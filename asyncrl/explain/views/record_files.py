@@ -65,6 +65,7 @@ class ParquetRows:
             "images": pyarrow.list_(text),
             "failed_calls": pyarrow.map_(text, whole),
             "left_out": pyarrow.map_(text, whole),
+            "places": pyarrow.map_(text, pyarrow.list_(pyarrow.list_(whole))),
             "printed": pyarrow.map_(whole, text),
             "messages": pyarrow.list_(message),
         }
@@ -80,6 +81,7 @@ class ParquetRows:
         row["spans"] = [msgspec.structs.asdict(span) for span in one.spans]
         row["failed_calls"] = [*one.failed_calls.items()]
         row["left_out"] = [*one.left_out.items()]
+        row["places"] = [*row["places"].items()]
         row["printed"] = [*one.printed.items()]
         row["messages"] = [
             msgspec.structs.asdict(m) | {"calls": [*map(msgspec.structs.asdict, m.calls)]}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 
@@ -25,6 +25,10 @@ SPANS = 20
 """Versions of a rollout that are listed."""
 TOKENS = 2000
 """Tokens of a rollout that are shown, at most."""
+STRETCHES = 12
+"""Stretches of tokens that are listed for each reason to leave them out."""
+MARKED = 1000
+"""Stretches of such tokens that are marked."""
 DEEP = 32
 """Turns behind one another that a tree is indented for, at most."""
 IMAGE_BYTES = 2**20
@@ -65,10 +69,27 @@ def rollout_detail(seen: SeenRollout, texts: RunTexts) -> Html:
             _message(f"printed by attempt {attempt}", lines(text))
             for attempt, text in texts.printed(seen.rollout).items()
         ),
+        *([_left_out(seen)] if seen.left_out else []),
         tag("p", f"versions {versions}" if versions else "nothing sampled", class_="dim"),
         class_="rollout",
         id=f"rollout-{seen.rollout}",
     )
+
+
+def _left_out(seen: SeenRollout) -> Html:
+    """Say which tokens did not enter the loss, by their numbers from 0."""
+    said = list[str]()
+    for reason, count in sorted(seen.left_out.items()):
+        places = seen.places.get(reason, [])
+        shown = ", ".join(_stretch(*place) for place in places[:STRETCHES])
+        known = sum(end - start for start, end in places[:STRETCHES])
+        rest = f" and {count - known:,} more" if known < count else ""
+        said.append(f"{reason} {shown}{rest}" if shown else f"{count:,} {reason}")
+    return tag("p", f"left out of the loss (struck through): {'; '.join(said)}", class_="dim")
+
+
+def _stretch(start: int, end: int) -> str:
+    return f"{start:,}" if end == start + 1 else f"{start:,} to {end - 1:,}"
 
 
 def _images(names: Sequence[str], png: Callable[[str], bytes]) -> Iterator[Html]:
@@ -128,7 +149,8 @@ def legends(found: Sequence[SeenRollout]) -> Iterator[Html]:
     """The meaning of the colours."""
     versions = sorted({span.version for seen in found for span in seen.spans})[-COLOURS:]
     named = [tag("span", f"version {v}", class_=f"v{v % COLOURS}") for v in versions]
-    yield tag("p", *named, class_="legend by-version")
+    out = [tag("del", "left out of the loss")] if any(one.places for one in found) else []
+    yield tag("p", *named, *out, class_="legend by-version")
     bounds = [1.0, *CHANCES, 0.0]
     chances = [
         tag("span", f"{share(high)} to {share(low)}", class_=f"p{number}")
@@ -150,30 +172,43 @@ def _tokens(seen: SeenRollout, decode: Decode) -> Callable[[int, int], Html]:
     versions = [span.version for span in seen.spans for _ in range(span.end - span.start)]
     chances = np.frombuffer(seen.behaviour, "<f4").tolist()
     kinds = [sum(p < bound for bound in CHANCES) for p in map(_chance, chances)]
+    notes = _notes(seen)
 
     def text(start: int, end: int) -> Html:
         pieces, at, stop = [], start, min(end, TOKENS)
         while at < stop:
             to = at + 1
-            while to < stop and (versions[to], kinds[to]) == (versions[at], kinds[at]):
+            look = versions[at], kinds[at], notes.get(at)
+            while to < stop and (versions[to], kinds[to], notes.get(to)) == look:
                 to += 1
             said = _decoded(seen.ids, at, to, decode)
             while said.endswith(UNFINISHED) and to < min(stop, at + TOKENS):
                 to += 1  # the rest of a character
                 said = _decoded(seen.ids, at, to, decode)
-            version = versions[at]
+            version, note = versions[at], notes.get(at, "")
             pieces.append(
                 tag(
-                    "span",
+                    "del" if note else "span",
                     lines(said),
                     class_=f"v{version % COLOURS} p{kinds[at]}",
-                    title=f"version {version}",
+                    title=f"version {version}{note}",
                 )
             )
             at = to
         return joined(*pieces, *([lines(CUT)] if end > stop else []))
 
     return text
+
+
+def _notes(seen: SeenRollout) -> dict[int, str]:
+    """Reasons why tokens of the first TOKENS did not enter the loss, by their numbers. Places may
+    be any numbers, and as many."""
+    every = ((reason, *place) for reason, places in seen.places.items() for place in places)
+    return {
+        at: f", left out of the loss: {reason}"
+        for reason, start, end in islice(every, MARKED)
+        for at in range(max(start, 0), min(end, seen.tokens, TOKENS))
+    }
 
 
 def _chance(logprob: float) -> float:

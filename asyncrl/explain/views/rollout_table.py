@@ -4,8 +4,11 @@ opens a rollout, and lays two beside each other.
 
 from __future__ import annotations
 
-from asyncrl.explain.views.html_page import Html, joined, tag
-from asyncrl.explain.views.kept_rollouts import FoundRollouts
+import re
+from collections.abc import Callable
+
+from asyncrl.explain.views.html_page import Html, joined, tag, text_of
+from asyncrl.explain.views.kept_rollouts import FoundRollouts, KeptRollouts
 from asyncrl.explain.views.rollout_part import choice, legends, rollout_detail
 from asyncrl.explain.views.rollout_records import SPLITS, became
 from asyncrl.explain.views.seen_messages import Decode
@@ -29,6 +32,14 @@ COLUMNS = (
     "end",
     "outcome",
 )
+RANKS: dict[str, Callable[[SeenRollout], float | None]] = {
+    "rollout": lambda one: one.rollout,
+    "reward": lambda one: one.reward,
+    "advantage": lambda one: one.gain,
+    "tokens": lambda one: one.tokens,
+    "lag": lambda one: one.lag,
+}
+"""Numbers of a rollout, by the columns that have them."""
 
 
 def rollouts(seen: SeenRun) -> Html:
@@ -44,7 +55,7 @@ def rollouts(seen: SeenRun) -> Html:
         tag("th", tag("button", name, type="button", data_sort=place), scope="col")
         for place, name in enumerate(COLUMNS)
     ]
-    body = (_row(one, found.texts.decode) for one in found.rollouts)
+    body = (_row(one, found) for one in found.rollouts)
     return joined(
         *said,
         tag("div", _tools(), choice(), class_="tools"),
@@ -61,8 +72,51 @@ def rollouts(seen: SeenRun) -> Html:
             role="region",
             aria_label="rollouts",
         ),
+        tag(
+            "p",
+            tag("button", "Look further back", type="button", id="rollout-older", hidden=""),
+            " ",
+            tag("button", "Newest only", type="button", id="rollout-newest", hidden=""),
+            " ",
+            tag("span", class_="dim", id="rollout-looked", aria_live="polite"),
+            data_older=found.older or "",
+        ),
         tag("div", class_="compared", aria_live="polite"),
     )
+
+
+def older(kept: KeptRollouts, until: int, column: str, down: bool, words: str) -> Html:
+    """Rows of rollouts that ended by event `until`, as a look finds them: those that have the
+    `words`, the ones of the largest number of a column (`down`), or of the smallest, where it has
+    numbers. Raises ConfigError."""
+    known = kept.known()
+    asked = [_pattern(word) for word in re.split(r"\s*,\s*", words.lower().strip()) if word]
+    number = RANKS.get(column)
+
+    def fits(one: SeenRollout) -> bool:
+        return not asked or _has(_row(one, known), asked)
+
+    def rank(one: SeenRollout) -> float | None:
+        value = number(one) if number is not None else None
+        return value if down or value is None else -value
+
+    found = kept.look(until, fits, None if number is None else rank)
+    return joined(
+        tag("table", tag("tbody", *(_row(one, found) for one in found.rollouts))),
+        tag("p", data_older=found.older or "", data_looked=found.looked),
+    )
+
+
+def _pattern(word: str) -> re.Pattern[str]:
+    """A word as it is looked for: `prompt 7` is not in `prompt 70`."""
+    return re.compile(re.escape(word) + ("(?![0-9])" if re.search("[0-9]$", word) else ""))
+
+
+def _has(row: Html, asked: list[re.Pattern[str]]) -> bool:
+    """True for a row that the filter shows (`assets/rollouts.js`)."""
+    words = re.search('data-words="([^"]*)"', row)
+    said = f"{text_of(row)} {words[1] if words else ''}".lower()
+    return all(one.search(said) for one in asked)
 
 
 def written(found: FoundRollouts) -> Html:
@@ -83,8 +137,8 @@ def _tools() -> Html:
     )
 
 
-def _row(seen: SeenRollout, decode: Decode) -> Html:
-    gain = seen.gain
+def _row(seen: SeenRollout, found: FoundRollouts) -> Html:
+    gain, decode, number = seen.gain, found.texts.decode, str(seen.rollout)
     cells = [
         _snippet(seen.prompt, decode, last=True),
         _snippet(seen.ids, decode, last=False),
@@ -95,9 +149,11 @@ def _row(seen: SeenRollout, decode: Decode) -> Html:
         _plain(seen.finish),
         _plain(became(seen)),
     ]
-    number = str(seen.rollout)
     where = f"group {seen.group}, prompt {seen.prompt_index}"
-    opens = tag("button", number, type="button", data_open=number, aria_expanded="false")
+    at = found.ends.get(seen.rollout, "")
+    opens = tag(
+        "button", number, type="button", data_open=number, data_at=at, aria_expanded="false"
+    )
     chosen = tag("input", type="checkbox", data_pick=number, aria_label=f"compare {number}")
     return tag(
         "tr",

@@ -24,6 +24,7 @@ from asyncrl.explain.views.made_part import MadePart
 from asyncrl.explain.views.page_frame import frame
 from asyncrl.explain.views.page_gate import ASSETS, HTML, PageAnswer, PageRefused, script
 from asyncrl.explain.views.rollout_part import rollout_detail
+from asyncrl.explain.views.rollout_table import older
 from asyncrl.explain.views.run_parts import PARTS
 from asyncrl.explain.views.seen_curve import SeenCurve
 from asyncrl.explain.views.seen_run import SeenRun
@@ -33,6 +34,7 @@ from asyncrl.words import whole
 
 PART = "part/"
 ROLLOUT = "rollout/"
+OLDER = "older/"
 OWNER = "the page"
 MADE_S = 300.0
 """Seconds that a question waits for its part at most."""
@@ -66,8 +68,12 @@ class RunPage:
             return script(path)
         if path.startswith(PART) and (name := path.removeprefix(PART)) in PARTS:
             return await self._part(name, headers)
-        if (number := whole(path.removeprefix(ROLLOUT))) is not None and path.startswith(ROLLOUT):
-            return await self._rollout(number)
+        if path.startswith(ROLLOUT):
+            number, _, end = path.removeprefix(ROLLOUT).partition("/")
+            return await self._read(partial(self._rollout, whole(number), whole(end)))
+        if path.startswith(OLDER) and path.count("/") >= 4:
+            until, column, order, words = path.removeprefix(OLDER).split("/", 3)
+            return await self._read(partial(self._older, whole(until), column, order, words))
         raise PageRefused(404, "there is no such page; the run's is at /")
 
     def _whole(self) -> str:
@@ -93,22 +99,38 @@ class RunPage:
         seen = SeenRun(self._run, self._now(), self._curve, self._rollouts)
         return document(name, PARTS[name].of(seen, name))
 
-    async def _rollout(self, number: int) -> PageAnswer:
-        """A rollout of the table with all of its text."""
+    async def _read(self, make: Callable[[], bytes]) -> PageAnswer:
+        """Read from the journal for one who asks, one at a time."""
         with in_time(self._waits):
             async with self._reading:
-                body = await trio.to_thread.run_sync(self._written, number)
+                body = await trio.to_thread.run_sync(make)
         return PageAnswer(200, HTML, body)
 
-    def _written(self, number: int) -> bytes:
-        try:
-            found = self._rollouts.known()
-        except ConfigError as error:
-            raise PageRefused(404, str(error)) from None
-        one = next((one for one in found.rollouts if one.rollout == number), None)
-        if one is None:
-            raise PageRefused(404, "this rollout is not in the table any more")
-        return document(f"rollout {number}", rollout_detail(one, found.texts))
+    def _rollout(self, number: int | None, end: int | None) -> bytes:
+        """A rollout with all of its text."""
+        with refused():
+            one = None if number is None else self._rollouts.one(number, end)
+            if one is None:
+                raise PageRefused(404, "this rollout is not in the table any more")
+            texts = self._rollouts.known().texts
+            return document(f"rollout {number}", rollout_detail(one, texts))
+
+    def _older(self, until: int | None, column: str, order: str, words: str) -> bytes:
+        """Rows of rollouts that ended before those of the table."""
+        if until is None:
+            raise PageRefused(404, "an event is a number")
+        with refused():
+            rows = older(self._rollouts, until, column, order == "down", words)
+            return document("older rollouts", rows)
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """Refuse what cannot be read."""
+    try:
+        yield
+    except ConfigError as error:
+        raise PageRefused(404, str(error)) from None
 
 
 @contextmanager

@@ -23,7 +23,8 @@ from asyncrl.messages import Finish, NoVerdict, Scored, Span, Split
 class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a rollout in a word each, at its end or now. `status` is a word of
     `RolloutStatus`; one that is discarded or buried has a `reason`. `left_out` counts the tokens of
-    a trained one that did not enter the loss, by reason. `images` are the hashes of its prompt's
+    one that a step took which did not enter the loss, by reason, and `places` are the first of
+    them, [start, end) of its sampled tokens (`Trained`). `images` are the hashes of its prompt's
     (`RUN/images`), or of those that an agent's turns were given, by their numbers. `failures` are
     the kinds of those of an agent's earlier attempts, as far as the journal has them; its log has
     more."""
@@ -39,6 +40,7 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     finish: Finish
     attempts: int
     left_out: dict[str, int] = {}
+    places: dict[str, list[tuple[int, int]]] = {}
     failures: list[str] = []
     images: list[str] = []
 
@@ -82,23 +84,23 @@ class SeenRollout(RolloutFacts, frozen=True, kw_only=True):
 
 class EndOfRollout(NamedTuple):
     """A live `rollout` that an event ends, or one as it is: the `status` that it gets, why, and the
-    tokens of a trained one that were `left_out` of the loss, by reason."""
+    tokens of one in a step that were `left_out` of the loss, by reason, with the `places` of the
+    first of them."""
 
     rollout: Rollout
     status: str
     reason: str = ""
     left_out: Mapping[str, int] = MappingProxyType({})
+    places: Mapping[str, list[tuple[int, int]]] = MappingProxyType({})
 
 
 def ending(experience: Experience, event: e.AnyEvent) -> Iterator[EndOfRollout]:
     """The live rollouts that an event ends."""
     rollouts = experience.rollouts
     match event:
-        case e.Trained(number, trained, discarded) if number in rollouts:
-            if trained:
-                yield EndOfRollout(rollouts[number], "trained", left_out=discarded)
-            else:
-                yield EndOfRollout(rollouts[number], "discarded", _largest(discarded))
+        case e.Trained(number, trained, discarded, places) if number in rollouts:
+            status = ("trained", "") if trained else ("discarded", _largest(discarded))
+            yield EndOfRollout(rollouts[number], *status, discarded, places)
         case e.Discarded(number, reason) if number in rollouts:
             yield EndOfRollout(rollouts[number], "discarded", reason)
         case e.Buried(number, reason) | e.Pruned(number, reason, 0) if number in rollouts:
@@ -136,6 +138,7 @@ def seen(group: Group, end: EndOfRollout) -> SeenRollout:
         status=end.status,
         reason=end.reason,
         left_out=dict(end.left_out),
+        places=dict(end.places),
         reward=verdict.reward if isinstance(verdict, Scored) else None,
         mean_reward=sum(rewards) / len(rewards) if rewards else None,
         no_verdict=verdict.reason if isinstance(verdict, NoVerdict) else "",

@@ -95,11 +95,22 @@ def _accuracy(seen: SeenRun) -> StripFigure:
     curve: list[float | None] = [one.accuracy for one in known]
     if not known:
         return StripFigure("Held-out accuracy", NONE, "not evaluated yet", [])
-    beside = f"{share(known[0].accuracy)} at first"
+    beside = f"{_exact(known[0].accuracy)} at first"
     best, last = figures.best, known[-1]
-    if best is not None and share(best.accuracy) != share(last.accuracy):
-        beside += f"; best {share(best.accuracy)} at {best.version}"
-    return StripFigure("Held-out accuracy", share(last.accuracy), beside, curve)
+    if best is not None and _exact(best.accuracy) != _exact(last.accuracy):
+        beside += f"; best {_exact(best.accuracy)} at {best.version}"
+    return StripFigure("Held-out accuracy", _exact(last.accuracy), beside, curve)
+
+
+def _exact(accuracy: float | None) -> str:
+    """The share as a person reads it; almost all is not all.
+
+    >>> _exact(0.996), _exact(0.9999), _exact(0.75), _exact(1.0)
+    ('99.6%', '99.9%', '75%', '100%')
+    """
+    if accuracy is not None and 0.995 <= accuracy < 1:
+        return f"{min(accuracy, 0.999):.1%}"
+    return share(accuracy)
 
 
 def _rates(seen: SeenRun) -> tuple[float | None, float | None]:

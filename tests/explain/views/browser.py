@@ -110,6 +110,11 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.do("Emulation.setEmulatedMedia", features=[scheme])
 
+    def language(self, name: str) -> None:
+        """Have the browser of somebody who speaks this."""
+        agent = self.value("navigator.userAgent")
+        self.do("Emulation.setUserAgentOverride", userAgent=agent, acceptLanguage=name)
+
     def press(self, key: str, text: str = "") -> None:
         """Press a key, by its name."""
         for kind in ("keyDown", "keyUp"):

@@ -42,6 +42,7 @@ from asyncrl.explain.views.made_part import AGAIN_S
 from asyncrl.explain.views.page_gate import ALWAYS, PageGate
 from asyncrl.explain.views.page_process import loopback
 from asyncrl.explain.views.rollout_part import rollout_detail
+from asyncrl.explain.views.rollout_table import older
 from asyncrl.explain.views.run_page import RunPage
 from asyncrl.explain.views.run_parts import PARTS, RunPart
 from asyncrl.explain.views.runs_page import RunsPage
@@ -283,6 +284,30 @@ def test_tokens_have_the_colour_of_their_chance(tmp_path: Path) -> None:
     assert "printed by attempt 1" in found.text and "<b>no such tool</b>" in found.text
     colours = [value for name, value in found.attributes if name == "class" and value]
     assert [one for one in colours if one.startswith("v3 ")] == ["v3 p0", "v3 p2", "v3 p4"]
+
+
+def test_all_rollouts_are_reached_from_the_table_and_the_best_of_all_found(tmp_path: Path) -> None:
+    """A look goes on where the last one ended; one by a column finds the first of all."""
+    run = make_run(tmp_path / "r")
+    make_journal(run, [e.Published(0)], *(life(n, text="abcd") for n in range(400)))
+    kept = KeptRollouts(run)
+    first = kept.renewed()
+    shown, until, looks = [one.rollout for one in first.rollouts], first.older, 0
+    while until is not None:
+        page = Parsed(older(kept, until, "", True, ""))
+        rows = [int(value or "") for name, value in page.attributes if name == "data-open"]
+        shown, looks = [*shown, *rows], looks + 1
+        until = int(next(v for name, v in page.attributes if name == "data-older") or "0") or None
+    assert shown == [*range(399, -1, -1)] and looks == 3
+    assert first.older is not None
+    lowest = Parsed(older(kept, first.older, "rollout", False, "prompt"))
+    rows = [value for name, value in lowest.attributes if name == "data-open"]
+    assert rows == [str(n) for n in range(100)]
+    found = kept.look(first.older, lambda one: one.rollout == 7, None)
+    (seven,), end = found.rollouts, found.ends[7]
+    assert kept.one(7, end) == seven and kept.one(7, None) is None and kept.one(8, end) is None
+    named = Parsed(older(kept, first.older, "", True, f"prompt {seven.prompt_index}, no such"))
+    assert not [name for name, _ in named.attributes if name == "data-open"]
 
 
 def test_only_loopback_needs_no_key() -> None:

@@ -17,15 +17,19 @@ from hostile import HOSTILE_SUMMARY, hostile_status
 from look_support import HOSTILE, evaluation, ids_of, life, make_journal, make_run, status, step
 
 from asyncrl.bundled.bundled_model import write_tokenizer
+from asyncrl.config import Config
+from asyncrl.config.load import write
+from asyncrl.config.schema.train_section import TrainConfig
 from asyncrl.experience import events as e
 from asyncrl.explain import run_status, summary
 from asyncrl.explain.run_status import ActorStatus, GroupCounts
+from asyncrl.explain.views import kept_rollouts
 from asyncrl.explain.views.assets import SCRIPTS
 from asyncrl.explain.views.page_process import serve_page
 from asyncrl.explain.views.report import write_report
 from asyncrl.explain.views.run_parts import PARTS
-from asyncrl.messages import Wait
-from asyncrl.runtime.run_dir import INITIAL, STATUS, SUMMARY
+from asyncrl.messages import Scored, Wait
+from asyncrl.runtime.run_dir import INITIAL, RUN_TOML, STATUS, SUMMARY
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium is installed")
 
@@ -65,14 +69,14 @@ SMALL = """
 """Elements whose text is less than ten pixels high."""
 THERE = "[...document.querySelectorAll('section')].every(one => one.dataset.tag)"
 CONTROLS = (
-    "a[href], button:not([disabled]), summary, select, [tabindex='0'], "
+    "a[href], button:not([disabled], [hidden]), summary, select, [tabindex='0'], "
     "input:is(:checked, :not([type=radio]))"
 )
 DRAWN = "document.querySelectorAll('.card canvas').length"
 
 
 def idle_run(run: Path, text: str = "42") -> Path:
-    """A run that waits, with an episode that branches."""
+    """A run that waits, with an episode that branches, and tokens that a correction rejected."""
     actors = [
         ActorStatus(
             name=name,
@@ -119,6 +123,13 @@ def idle_run(run: Path, text: str = "42") -> Path:
                     e.Answered(call, 1, "stop"),
                 )
             ),
+            e.Admitted(2, 5, 1, "train", 3, ids, 99),
+            e.Leased(5, "rollout-0", 1),
+            e.Extended(5, 1, 11, 0, ids, likely),
+            e.Sealed(5, 1, "stop"),
+            e.Judged(5, Scored(0.5)),
+            e.Taken(11, [5]),
+            e.Trained(5, 1, {"icepop": 2}, {"icepop": [(1, 3)]}),
         ],
     )
     return made
@@ -169,8 +180,11 @@ def quiet(tab: Browser) -> Iterator[Browser]:
 def looks_good(tab: Browser) -> None:
     """Text has contrast and a size, and fits, in whatever colours tokens are."""
     tab.value("document.querySelectorAll('details').forEach(one => { one.open = true })")
-    tab.value("[...document.querySelectorAll('[data-open]')].at(-1).click()")
+    tab.value("document.querySelector('[data-open=\"5\"]').click()")
     tab.until("document.querySelector('tr.opened .rollout') !== null")
+    rejected = "document.querySelector('tr.opened .sampled del')"
+    assert tab.value(f"{rejected}.title.includes('icepop')")
+    assert tab.value(f"getComputedStyle({rejected}).textDecorationLine") == "line-through"
     tab.until(f"{DRAWN} >= 8")
     for chosen in ("version", "chance", "gain"):
         tab.value(f"document.getElementById('by-{chosen}').checked = true")
@@ -186,6 +200,7 @@ def test_page_and_report_are_readable(
 ) -> None:
     run = idle_run(tmp_path / "r")
     quiet.screen(width, 844, dark=dark)
+    quiet.language("en-US@posix" if dark else "en-US")  # LANG=C is said so by some
     with served(run, quiet) as url:
         quiet.open(url)
         quiet.until(THERE)
@@ -234,8 +249,9 @@ def test_keys_reach_every_control_and_each_shows_that_it_is_reached(
 
 
 def test_runs_are_laid_over_each_other_and_rollouts_are_browsed(
-    tmp_path: Path, quiet: Browser
+    tmp_path: Path, quiet: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(kept_rollouts.ENDED, "train", 0)  # they are a look away
     runs = tmp_path / "runs"
     idle_run(runs / "one")
     make_run(runs / "other", [step(v, reward=1.0 - v / 50) for v in range(1, 60)])
@@ -266,8 +282,14 @@ def test_runs_are_laid_over_each_other_and_rollouts_are_browsed(
                 f".find(one => one.innerText === '{words}').click()"
             )
         quiet.value("document.querySelector('.tools [type=checkbox]').click()")
-        rows = "[...document.querySelectorAll('tbody tr:not([hidden])')].length"
+        rows = "[...document.querySelectorAll('#rollouts tbody tr:not([hidden])')].length"
+        newest = quiet.value(rows)
+        quiet.value("document.getElementById('rollout-older').click()")
+        quiet.until("document.getElementById('rollout-looked').innerText.includes('all that')")
         every = quiet.value(rows)
+        assert every > newest
+        quiet.value("document.querySelector('[data-further] [data-open]').click()")
+        quiet.until("document.querySelector('tr.opened .rollout') !== null")
         field = "document.getElementById('rollout-filter')"
         quiet.value(f"{field}.value = 'zero_variance'; {field}.dispatchEvent(new Event('input'))")
         assert quiet.value(rows) < every
@@ -276,9 +298,58 @@ def test_runs_are_laid_over_each_other_and_rollouts_are_browsed(
         cells = "document.querySelectorAll('#rollouts tbody tr td:nth-child(8)')"
         tokens = f"[...{cells}].map(one => one.innerText)"
         assert quiet.value(tokens) == sorted(quiet.value(tokens), key=int, reverse=True)
-        quiet.value("document.querySelectorAll('[data-pick]').forEach(one => one.click())")
+        quiet.value(
+            "[...document.querySelectorAll('[data-pick]')].slice(0, 2).forEach(one => one.click())"
+        )
         quiet.value("document.getElementById('rollout-compare').click()")
         quiet.until("document.querySelectorAll('.compared pre').length === 2")
+
+
+QUESTIONS = {
+    "Is it learning?": ([], "figures", "75%\n25% at first"),
+    "How long yet?": ([], "head", "step 39 of 100"),
+    "What limits it?": ([], "diagnosis", "generation is the slow side"),
+    "What does it cost?": ([], "head", "of device time"),
+    "What failed?": (["[href='#alarms']"], "alarms", "None."),
+    "Which settings are not the defaults?": (["[href='#settings']"], "settings", "train.steps"),
+    "What did it say on prompt 7?": (["type prompt 7", "[data-open='0']"], "rollouts", "right"),
+    "Which tokens were rejected?": (["[data-open='5']"], "rollouts", "icepop 1 to 2"),
+    "Are episodes sane?": (["[data-open='1']"], "rollouts", "turn 2, 3 tokens"),
+    "What did yesterday's run do better?": (["choose other"], "differences", "reward, last steps"),
+}
+"""Questions of a stranger: clicks, of which two are the most, and a text that a part has then."""
+
+
+def test_a_strangers_questions_are_answered_at_most_two_clicks_away(
+    tmp_path: Path, quiet: Browser
+) -> None:
+    runs = tmp_path / "runs"
+    write(Config(train=TrainConfig(steps=7)), idle_run(runs / "one", text="it is right") / RUN_TOML)
+    make_run(runs / "other", [step(v, reward=1.0 - v / 50) for v in range(1, 60)])
+    box = "document.querySelector('.tools select')"
+    field = "document.getElementById('rollout-filter')"
+    with served(runs, quiet) as url:
+        quiet.open(f"{url}run/one/")
+        quiet.until(f"{THERE} && {box}?.options.length > 1")
+        for question, (clicks, part, answer) in QUESTIONS.items():
+            assert len(clicks) <= 2
+            quiet.value(f"{field}.value = ''; {field}.dispatchEvent(new Event('input'))")
+            for click in clicks:
+                match click.split(" ", 1):
+                    case ["type", words]:
+                        quiet.value(f"{field}.value = {words!r}")
+                        quiet.value(f"{field}.dispatchEvent(new Event('input'))")
+                    case ["choose", run]:
+                        quiet.value(f"{box}.value = {run!r}")
+                        quiet.value(f"{box}.dispatchEvent(new Event('change'))")
+                    case _:
+                        quiet.value(f"document.querySelector({click!r}).click()")
+            shown = f"document.getElementById({part!r})?.innerText.includes({answer!r})"
+            try:
+                quiet.until(shown)
+            except AssertionError:
+                text = quiet.value(f"document.getElementById({part!r})?.innerText")
+                pytest.fail(f"{question} {answer!r} is not in {text!r}")
 
 
 @pytest.mark.explore

@@ -72,7 +72,7 @@ def test_every_end_of_a_rollout_is_told_apart(run: Path) -> None:
             e.Judged(1, NoVerdict("timeout")),
             e.Buried(3, "attempts"),
             e.Taken(4, [0]),
-            e.Trained(0, 5, {"icepop": 1}),
+            e.Trained(0, 5, {"icepop": 1}, {"icepop": [(2, 3)]}),
             e.Discarded(1, "no_verdict"),
             e.Admitted(1, 5, 1, "evaluation", 4, ids, 4, 0),
             e.Dropped(1, "evaluation"),
@@ -95,7 +95,8 @@ def test_every_end_of_a_rollout_is_told_apart(run: Path) -> None:
         4,
         4,
     )
-    assert first.left_out == {"icepop": 1} and not found[1].left_out
+    assert (first.left_out, first.places) == ({"icepop": 1}, {"icepop": [(2, 3)]})
+    assert not found[1].left_out
     assert facts(first)[-2:] == ["trained", "tokens left out of the loss: 1 icepop"]
     assert text(first.ids) == "abcabc" and first.spans == [Span(0, 0, 3), Span(2, 3, 6)]
     assert found[1].no_verdict == "timeout" and found[1].reward is None and found[1].lag is None
@@ -361,7 +362,7 @@ def test_parquet_has_what_the_lines_have(
     for row in rows:
         row["spans"] = [[*span.values()] for span in row["spans"]]
         row["failed_calls"] = dict(row["failed_calls"])
-        row["left_out"] = dict(row["left_out"])
+        row["left_out"], row["places"] = dict(row["left_out"]), dict(row["places"])
         row["printed"] = {str(attempt): text for attempt, text in row["printed"]}
     assert rows == [json.loads(line) for line in lines.read_text().splitlines()] and len(rows) == 9
     assert found.num_row_groups == 3 and len(rows[0]["messages"]) == 5

@@ -61,3 +61,5 @@ def adds_up(run: Callable[[int], SeedReport], seed: int, monkeypatch: pytest.Mon
         assert list(newest_ended(disk, forgotten, middle)) == [
             one for one in seen if one[0] > middle
         ]
+        until = list(newest_ended(disk, forgotten, until=middle))
+        assert until == [one for one in seen if one[0] <= middle]

@@ -5,6 +5,7 @@
 const Rollouts = (() => {
   let order = null; // [column, downwards]
   let words = "";
+  let looked = 0;
 
   const rows = (section) => [...section.querySelectorAll("tbody tr:not(.opened)")];
 
@@ -69,7 +70,8 @@ const Rollouts = (() => {
       const none = "A report has the text of its newest rollouts only.";
       return found?.cloneNode(true) ?? sentence(none);
     }
-    const answer = await Overlays.ask(`rollout/${number}`);
+    const end = document.querySelector(`[data-open="${number}"]`)?.dataset.at ?? "";
+    const answer = await Overlays.ask(`rollout/${number}/${end}`);
     const found = answer?.querySelector(".rollout");
     return found ? document.adoptNode(found) : sentence("The journal has this rollout no more.");
   }
@@ -108,6 +110,59 @@ const Rollouts = (() => {
     place.scrollIntoView({ block: "nearest" });
   }
 
+  // Rollouts that ended before those of the table: those that the filter shows, or of all that are
+  // looked through the first of the chosen order.
+  async function look(section) {
+    const [further, newest, said] = tools(section);
+    const place = further.parentElement;
+    const [column, down] = order ?? [];
+    const by = section.querySelectorAll("[data-sort]")[column]?.textContent ?? "newest";
+    further.disabled = true;
+    said.textContent = "looking …";
+    const asked = `${place.dataset.older}/${by}/${down ? "down" : "up"}/`;
+    const answer = await Overlays.ask(`older/${asked}${encodeURIComponent(words)}`);
+    const found = answer?.querySelector("[data-older]");
+    if (!found) {
+      further.disabled = false;
+      said.textContent = "The journal could not be read; try again.";
+      return;
+    }
+    for (const row of [...answer.querySelectorAll("tbody tr")]) {
+      const number = row.querySelector("[data-open]").dataset.open;
+      if (section.querySelector(`[data-open="${number}"]`)) continue;
+      row.dataset.further = "";
+      section.querySelector("tbody").append(document.adoptNode(row));
+    }
+    place.dataset.older = found.dataset.older;
+    looked += Number(found.dataset.looked);
+    said.textContent = `${looked.toLocaleString("en")} older ones looked through`;
+    if (!found.dataset.older) said.textContent += ": all that the journal has";
+    further.disabled = !found.dataset.older;
+    newest.hidden = false;
+    sort(section);
+    filter(section);
+  }
+
+  const tools = (section) =>
+    ["older", "newest", "looked"].map((name) => section.querySelector(`#rollout-${name}`));
+
+  function further(section) {
+    const [button, newest, said] = tools(section);
+    const first = button.parentElement.dataset.older;
+    looked = 0;
+    button.hidden = !first || document.getElementById("written") !== null;
+    button.addEventListener("click", () => look(section));
+    newest.addEventListener("click", () => {
+      for (const row of section.querySelectorAll("[data-further]")) row.remove();
+      close(section);
+      button.parentElement.dataset.older = first;
+      button.disabled = false;
+      newest.hidden = true;
+      looked = 0;
+      said.textContent = "";
+    });
+  }
+
   function begin(section) {
     const field = section.querySelector("#rollout-filter");
     if (!field) return;
@@ -130,13 +185,14 @@ const Rollouts = (() => {
     section.addEventListener("change", (event) => {
       if (event.target.dataset.pick) button.disabled = picked(section).length !== 2;
     });
+    further(section);
     sort(section);
     filter(section);
   }
 
   // True while somebody reads in the table.
   const isRead = (section) =>
-    section.querySelector("tr.opened, [data-pick]:checked, #rollout-filter:focus") !== null;
+    section.querySelector("tr.opened, [data-further], [data-pick]:checked, #rollout-filter:focus") !== null;
 
   return { begin, isRead };
 })();
