@@ -13,13 +13,16 @@ generated tokens, the share in groups of equal rewards, those generated for each
 the first way's with the same seed, the tokens and the trained tokens (medians over seeds).
 
     python bench/skills.py [--seeds 8] [--ways plain,half]
+    python bench/skills.py --shared       # four runs that share groups (SAPO), and four that do not
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +50,8 @@ Answers = NDArray[np.int64]
 PROMPTS, HELD_OUT, SKILLS, ASKED, OPTIONS = 512, 256, 24, 3, 4
 GROUPS, STEPS, GOAL = 32, 1000, 0.8
 RATE, BETAS = 0.05, (0.9, 0.99)
+RUNS, CLIP = 4, (0.2, 0.28)
+SHARED = {"8 own": (8, 0), "4 own": (4, 0), "4 own, 4 foreign": (4, 4)}
 
 
 class Way(NamedTuple):
@@ -197,6 +202,54 @@ def group(
         answers = np.concatenate([answers, policy.answers(prompt, most - len(answers), chances)])
 
 
+def together(own: int, foreign: int, seed: int) -> Took:
+    """Four runs at a time, which begin alike, on the same prompts: each has `own` answers and up to
+    `foreign` ones of the others in a group (SAPO), whose ratios are clipped. The mean of a run."""
+    policies = [Policy(seed) for _ in range(RUNS)]
+    for n, policy in enumerate(policies):
+        policy.draw = np.random.default_rng([seed, n])
+    stream, position, total = PromptOrder(PROMPTS, seed=seed, epochs=0), 0, Counter[str]()
+    while statistics.fmean(policy.accuracy for policy in policies) < GOAL:
+        chances = np.array([policy.chances for policy in policies])
+        gradients, groups = np.zeros_like(chances), [0] * RUNS
+        while min(groups) < GROUPS:
+            prompt, position = stream.prompt_index(position), position + 1
+            asked = policies[0].asked[prompt]
+            said = {
+                n: policies[n].answers(prompt, own, chances[n])
+                for n in range(RUNS)
+                if groups[n] < GROUPS
+            }
+            total["generated"] += own * ASKED * len(said)
+            for n, answers in said.items():
+                pool = [(m, row) for m, rows in said.items() if m != n for row in rows]
+                taken = policies[n].draw.permutation(len(pool))[:foreign]
+                members = [(n, row) for row in answers] + [pool[at] for at in taken]
+                rewards = [float(not row.any()) for _, row in members]
+                total["equal" if all_equal(rewards) else "trained"] += own * ASKED
+                if not all_equal(rewards):
+                    groups[n] += 1
+                    gradients[n, asked] += pulls_of(members, rewards, n, chances[:, asked])
+        for policy, gradient in zip(policies, gradients, strict=True):
+            policy.update(gradient / (GROUPS * (own + foreign) * ASKED))
+    each = (total[name] // RUNS for name in ("generated", "trained", "equal"))
+    return Took(policies[0].steps, *each)
+
+
+def pulls_of(
+    members: Sequence[tuple[int, Answers]], rewards: Sequence[float], run: int, chances: Numbers
+) -> Numbers:
+    """The gradient of a group by the logits of its skills; `chances` are those of each run."""
+    pulls = np.zeros((ASKED, OPTIONS))
+    for (source, row), value in zip(members, normalized(rewards), strict=True):
+        for place, token in enumerate(row):
+            ratio = float(chances[run, place, token] / chances[source, place, token])
+            if ratio < 1 + CLIP[1] if value > 0 else ratio > 1 - CLIP[0]:
+                pulls[place] -= value * ratio * chances[run, place]
+                pulls[place, token] += value * ratio
+    return pulls
+
+
 def facts(history: History, prompt: int) -> PromptFacts:
     """The facts that a rule may know of the prompt."""
     return PromptFacts(prompt, posterior=history.posterior(prompt))
@@ -232,16 +285,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--shared", action="store_true", help="runs that share groups, instead")
     args = parser.parse_args(argv)
-    heads = ("way", "there", "steps", "generated", "equal", "per trained", "tokens", "trained")
-    print("".join(f"{head:>13}" for head in heads))
+    seeds = range(args.seeds)
+    ways = {name: partial(run, WAYS[name]) for name in args.ways.split(",")}
+    if args.shared:
+        ways = {name: partial(together, *numbers) for name, numbers in SHARED.items()}
+    heads = ("there", "steps", "generated", "equal", "per trained", "tokens", "trained")
+    print(f"{'way':>18}" + "".join(f"{head:>13}" for head in heads))
     first: list[Took] = []
-    for name in args.ways.split(","):
-        took = [run(WAYS[name], seed) for seed in range(args.seeds)]
+    for name, way in ways.items():
+        took = [way(seed) for seed in seeds]
         first = first or took
         pairs = list(zip(took, first, strict=True))
         cells = (
-            *(name, sum(one.steps < STEPS for one in took)),
+            sum(one.steps < STEPS for one in took),
             f"{statistics.median(one.steps for one in took):.0f}",
             f"{statistics.median(one.generated for one in took):,.0f}",
             f"{statistics.median(one.equal / one.generated for one in took):.2f}",
@@ -249,7 +307,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{statistics.median(one.generated / peer.generated for one, peer in pairs):.2f}",
             f"{statistics.median(one.trained / peer.trained for one, peer in pairs):.2f}",
         )
-        print("".join(f"{cell!s:>13}" for cell in cells), flush=True)
+        print(f"{name:>18}" + "".join(f"{cell!s:>13}" for cell in cells), flush=True)
 
 
 if __name__ == "__main__":
