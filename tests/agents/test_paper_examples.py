@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -188,6 +188,21 @@ def test_otr_is_supervised_learning_weighed_by_the_chance_of_the_token(draws: in
 
 
 # ------------------------------------------------------------------------------------ curriculum
+
+
+def test_d3s_trains_the_half_of_a_step_whose_advantages_vary_most() -> None:
+    """No other choice of as many varies more; hits of hard prompts and misses of easy ones stay."""
+    from d3s import D3s, most_varied  # type: ignore[import-not-found]
+
+    found = D3s().of_members({4: [1.0, 0, 0, 0], 7: [1.0, 1, 1, 0], 9: [1.0] * 4}, {}, {})
+    assert found[4][0] == 1.5 and found[7][3] == -1.5
+    assert sum(value is not None for values in found.values() for value in values) == 6
+    given = sorted(np.random.default_rng(5).normal(size=9).tolist())
+    for count in (2, 4, 7):
+        best = most_varied(given, count)
+        chosen = given[: count - best] + given[9 - best :]
+        largest = max(np.var(each) for each in combinations(given, count))
+        assert np.var(chosen) == pytest.approx(largest)
 
 
 def test_drive_keeps_the_hardest_third_after_each_epoch() -> None:

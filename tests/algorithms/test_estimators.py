@@ -54,6 +54,7 @@ from asyncrl.staleness.corrections import Correction, apply_corrections
 
 Gradient = NDArray[np.float64]
 PAGE = Path(__file__).parents[2] / "docs" / "research.md"
+PAPERS = PAGE.parent / "examples" / "papers"
 MEMBERS = 4
 PATHS = list(product(range(2), range(3)))
 
@@ -180,7 +181,8 @@ def by_path(of_group: Callable[[Sequence[tuple[int, int]]], Sequence[Gradient]])
 def of_advantage(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) -> Gradient:
     if kind == "min_variance":
         return by_path(of_least_variance)
-    advantage = ADVANTAGES.find(kind.partition(",")[0])()
+    name = kind.partition(",")[0]
+    advantage = ADVANTAGES.find(f"{PAPERS / 'd3s.py'}:D3s" if name == "d3s" else name)()
 
     def factors(groups: dict[int, Sequence[float]]) -> list[float]:
         given = batch(groups)

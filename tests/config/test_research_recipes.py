@@ -48,7 +48,7 @@ V0.5 | algorithms/test_history_baseline.py algorithms/selection/test_growth.py
 HGPO, GiGPO | algorithms/test_same_state.py
 GDPO | algorithms/test_gdpo_weights.py
 MC-GRPO | algorithms/test_advantages.py
-D3S, tokens | staleness/test_abs_advantage_entropy.py
+D3S | agents/test_paper_examples.py staleness/test_abs_advantage_entropy.py
 KAT-Coder | actors/test_error_masked.py agents/test_paper_examples.py
 FAPO | agents/test_paper_examples.py
 OTR | agents/test_paper_examples.py
