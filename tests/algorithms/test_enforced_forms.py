@@ -1,5 +1,5 @@
-"""What training on replies whose form a grammar enforced would do, on toys whose replies are
-enumerated: why the gateway enforces none (docs/agents.md)."""
+"""Training on replies whose form a grammar enforced, on toys whose replies are enumerated: why the
+gateway enforces none (docs/agents.md)."""
 
 from __future__ import annotations
 
