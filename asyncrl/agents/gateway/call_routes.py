@@ -28,7 +28,7 @@ from starlette.responses import Response
 from starlette.types import Send
 
 from asyncrl.agents.call_role import ROLE_HEADER
-from asyncrl.agents.gateway.dialects.every_dialect import error_body
+from asyncrl.agents.gateway.dialects.every_dialect import error_body, every_dialect
 from asyncrl.agents.gateway.dialects.parameters import MESSAGES, named, role_of, shown
 from asyncrl.agents.gateway.errors import GatewayError, bad
 from asyncrl.agents.gateway.gateway import FULL, Gateway
@@ -432,8 +432,10 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    paths = ", ".join(dialect.path for dialect in every_dialect())
     what = (
-        "there is nothing at this path"
+        "there is nothing at this path: calls are POST to /sessions/NAME/v1, followed by one of "
+        f"{paths}"
         if error.status_code == 404
         else "this path does not support this method"
     )

@@ -408,6 +408,8 @@ async def test_batches_are_refused_in_the_form_of_their_dialect(
             (f"{base}/batches", None),
             (f"{base}/responses/resp_1", None),
             (f"{base}/embeddings", None),
+            (f"{base}/v1/chat/completions", None),  # a base URL with /v1 too many
+            ("/sessions/r1-1/messages", None),
         ):
             answer = await client.post(path, json={})
             assert answer.status_code == 404 and answer.json().get("type") == form, path
