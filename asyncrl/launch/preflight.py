@@ -258,7 +258,9 @@ def check(
         doing("loading agent.run")
         _agent(config.agent)
         doing("checking the sandboxes of agents")
-        refuse_without_provider(BoxSettings.of(config.sandbox), Path(config.run.dir) / SCRATCH)
+        scratch = Path(config.run.dir) / SCRATCH
+        if said := refuse_without_provider(BoxSettings.of(config.sandbox), scratch):
+            notes.append(Row("note", "sandbox.kind", said))
     keyed_models(config.agent)
     doing("trying prompts, and the verifier on an answer of the data")
     return Checked(_counted(config, task), [*notes, *check_prompts(config, task)])

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,39 @@ def test_harbors_task_folders_are_read(tmp_path: Path) -> None:
     (task / "instruction.md").unlink()
     with pytest.raises(ValueError, match=r"has a task.toml and no instruction\.md"):
         list(found.rows(tmp_path))
+
+
+TEXTARENA = Path(__file__).parents[2] / ".venv-verifiers/lib/python3.11/site-packages"
+PLAYS = """
+import asyncio, importlib.util, sys
+from types import SimpleNamespace
+sys.path.append(sys.argv[2])
+from openai import AsyncOpenAI
+spec = importlib.util.spec_from_file_location("textarena_opponent", sys.argv[1])
+game = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(game)
+print(asyncio.run(game.solve(AsyncOpenAI(), SimpleNamespace(seed=5))))
+"""
+"""Plays one game by the example's function."""
+
+
+@pytest.mark.processes
+@pytest.mark.explore
+async def test_a_game_of_textarena_is_played_to_its_end(tmp_path: Path) -> None:
+    """With the real package, which the environment of `verifiers` has."""
+    if not (TEXTARENA / "textarena").exists():
+        pytest.skip("there is no environment of verifiers with textarena")
+    moves = iter((0, 3, 1, 4, 2))
+    engine = scripted(lambda _: say(f"[{next(moves)}]"), context_tokens=CONTEXT)
+    await engine.load(0, None)
+    with trio.fail_after(PATIENCE_S):
+        async with served(engine, write_chat(tmp_path), context_tokens=CONTEXT) as (world, url):
+            told = {"OPENAI_BASE_URL": f"{url}/sessions/r1-1/v1", "OPENAI_API_KEY": KEY}
+            command = [sys.executable, "-c", PLAYS, str(EXAMPLES / "textarena_opponent.py")]
+            done = await trio.run_process(
+                [*command, str(TEXTARENA)], env=os.environ | told, capture_stdout=True
+            )
+    assert float(done.stdout.split()[-1]) == 1.0 and len(world.asks) == 5
 
 
 def is_here(name: str) -> bool:

@@ -213,6 +213,10 @@ def test_few_outcomes_say_nothing_and_kinds_are_counted_by_name() -> None:
     few |= {"calls": 31, "attempts": 15}
     failed = {"failed_tools": {"run": 15}, "failed_attempts": {"exit": 15}}
     assert findings(RunFacts(recent=RecentOutcomes(**few, **failed))) == ()
+    for kind, words in (("image", "containers"), ("sandbox", "containers"), ("raised", "play")):
+        recent = RecentOutcomes(attempts=32, failed_attempts={kind: 20})
+        [found] = findings(RunFacts(recent=recent))
+        assert words in found.sentence, "what it runs in is at fault, or its code"
     [attempts, tools] = findings(facts_for("failed_attempts", "failed_tools"))
     assert "69% of the last 32 attempts" in attempts.sentence
     assert "(20 timeout, 2 exit;" in attempts.sentence and "agent.sandbox" in attempts.sentence

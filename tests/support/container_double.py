@@ -59,6 +59,9 @@ def main(double: Path, words: list[str]) -> int:
     match words:
         case ["ps", "--quiet"]:
             return 0
+        case ["info", "--format", _]:
+            print("memory" if (double / "no-pids").exists() else "cpu memory pids")
+            return 0
         case ["ps", *_]:
             label = next(word for word in words if word.startswith("label=")).partition("=")[2]
             for found in containers.iterdir():

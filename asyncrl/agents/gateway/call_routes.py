@@ -28,11 +28,12 @@ from starlette.responses import Response
 from starlette.types import Send
 
 from asyncrl.agents.call_role import ROLE_HEADER
-from asyncrl.agents.gateway.dialects.every_dialect import error_body
+from asyncrl.agents.gateway.dialects.every_dialect import error_body, every_dialect
 from asyncrl.agents.gateway.dialects.parameters import MESSAGES, named, role_of, shown
 from asyncrl.agents.gateway.errors import GatewayError, bad
 from asyncrl.agents.gateway.gateway import FULL, Gateway
 from asyncrl.agents.gateway.inner_call import (
+    REFERS,
     AnswerFacts,
     AnswerPart,
     CallEnd,
@@ -164,6 +165,7 @@ class CallRoutes:
         call = await self._gateway.reader.call(session, dialect, body)
         if (role := request.headers.get(ROLE_HEADER)) is not None:
             call = msgspec.structs.replace(call, role=role_of(role, ROLE_HEADER))
+        call = _with_referred(session, call)
         if call.after:
             before = session.sent.chat(call.after)
             if before is None:
@@ -223,13 +225,14 @@ class CallRoutes:
         done = [end for end in ends if end is not None]
         if len(done) < call.choices:
             return  # the client has left
+        choices = [SampledChoice(*both) for both in zip(parts, done, strict=True)]
+        body = envelope.whole(choices) if stream is None else b""
         if call.keeps and envelope.id:
             said = as_message([delta for part in parts[0] for delta in part.deltas])
             own = call.messages[len(call.head) :]
-            session.sent.keep(envelope.id, [*own, said])
+            session.sent.keep(envelope.id, [*own, said], envelope.items)
         if stream is None:
-            choices = [SampledChoice(*both) for both in zip(parts, done, strict=True)]
-            await whole(request, send, envelope.whole(choices), headers)
+            await whole(request, send, body, headers)
         else:
             await stream.end(envelope.done(done))
 
@@ -333,6 +336,24 @@ class CallRoutes:
             self._large.release()
 
 
+def _with_referred(session: PlayedSession, call: ModelCall) -> ModelCall:
+    """The call, with the items of earlier answers that it names. Raises GatewayError (400)."""
+    if not any(REFERS in message for message in call.messages):
+        return call
+    try:
+        found = [session.sent.resolved(message) for message in call.messages]
+    except KeyError as error:
+        raise bad(
+            f"no item {error.args[0]!r} is kept in this session (it keeps those of the last "
+            f"{RESPONSES} answers, unless store is false); send the item itself",
+            "input",
+        ) from None
+    messages = named([message for message in found if message is not None])
+    if not messages:
+        raise bad("input has no message", "input")
+    return msgspec.structs.replace(call, messages=messages)
+
+
 class _Stream:
     """Server-sent events; the response begins with the first, so that a call that fails
     before it has a status of its own."""
@@ -411,8 +432,10 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    paths = ", ".join(dialect.path for dialect in every_dialect())
     what = (
-        "there is nothing at this path"
+        "there is nothing at this path: calls are POST to /sessions/NAME/v1, followed by one of "
+        f"{paths}"
         if error.status_code == 404
         else "this path does not support this method"
     )

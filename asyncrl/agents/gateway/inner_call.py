@@ -17,15 +17,20 @@ from asyncrl.agents.gateway.errors import GatewayError
 from asyncrl.agents.gateway.gateway_settings import Settings
 from asyncrl.agents.gateway.tools import Delta, Thought, ToolCall
 
+REFERS = "refers"
+"""The key of a message with the names of items that stand for parts of it, until they are put in
+their place."""
+
 
 class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call. `messages` are a chat's, or there is a `prompt`, a text or ids. `tools` are those
     that the model is shown. At most `budget` tokens are sampled for each of `choices` answers
     (None: what the context holds; `capped`: a larger one is lowered to that). `ignored` are the
     parameters without effect. `after` names an earlier answer of the session that the messages
-    follow; with `keeps` this one can be followed. `asked` are fields that the answer repeats.
-    `role` is what the agent calls as; empty: it does not say. `texts` are the tools that take a
-    text and no arguments."""
+    follow; with `keeps` this one can be followed. A message that has `REFERS` names items of
+    earlier answers that belong to it. `asked` are fields that the answer repeats. `role` is what
+    the agent calls as; empty: it does not say. `texts` are the tools that take a text and no
+    arguments."""
 
     model: str
     messages: list[dict[str, Any]] = []
@@ -117,6 +122,11 @@ class Envelope(ABC):
         """The name by which a later call may follow this answer; empty if none can."""
         return ""
 
+    @property
+    def items(self) -> dict[str, dict[str, Any]]:
+        """The answer's items by name, each as a message: a later call may name them."""
+        return {}
+
     @abstractmethod
     def whole(self, choices: Sequence[SampledChoice]) -> bytes:
         """The whole answer."""
@@ -150,6 +160,14 @@ class Dialect(NamedTuple):
     counts: tuple[str, Callable[[int], bytes]] | None = None
     versions: tuple[str, ...] = ()
     version_header: str = ""
+
+
+def text_input(call: ToolCall) -> str:
+    """The text of a call of a custom tool; its arguments as they are where the model gave it
+    others."""
+    arguments = msgspec.json.decode(call.arguments)
+    text = arguments.get("input") if isinstance(arguments, dict) and len(arguments) == 1 else None
+    return text if isinstance(text, str) else call.arguments
 
 
 def text_of(deltas: Sequence[Delta]) -> str:

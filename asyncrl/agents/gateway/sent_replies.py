@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from asyncrl.agents.gateway.inner_call import calls_in, text_of
+from asyncrl.agents.gateway.inner_call import REFERS, calls_in, text_of
 from asyncrl.agents.gateway.tools import Delta, Thought
 
 RESPONSES = 32
@@ -35,6 +36,7 @@ class SentReplies:
     def __init__(self) -> None:
         self._replies: dict[bytes, SentReply] = {}
         self._chats: dict[str, list[dict[str, Any]]] = {}
+        self._items: dict[str, Mapping[str, dict[str, Any]]] = {}
 
     def add(self, deltas: Sequence[Delta]) -> None:
         """Add a reply."""
@@ -57,15 +59,41 @@ class SentReplies:
             _key(message["content"], [(f["name"], f["arguments"]) for f in functions])
         )
 
-    def keep(self, name: str, chat: Sequence[dict[str, Any]]) -> None:
-        """Keep a chat that a later call may follow, by the name of its answer."""
-        self._chats[name] = [*chat]
+    def keep(
+        self,
+        name: str,
+        chat: Sequence[dict[str, Any]],
+        items: Mapping[str, dict[str, Any]] = MappingProxyType({}),
+    ) -> None:
+        """Keep a chat that a later call may follow, by the name of its answer, and the answer's
+        items, which a later call may name."""
+        self._chats[name], self._items[name] = [*chat], items
         while len(self._chats) > RESPONSES:
-            del self._chats[next(iter(self._chats))]
+            first = next(iter(self._chats))
+            del self._chats[first], self._items[first]
 
     def chat(self, name: str) -> list[dict[str, Any]] | None:
         """The chat up to an answer; None if it is not or no longer kept."""
         return self._chats.get(name)
+
+    def resolved(self, message: dict[str, Any]) -> dict[str, Any] | None:
+        """A message with the items that it names in their place. None if nothing but thoughts is
+        in it. Raises KeyError for an item that is not or no longer kept.
+
+        >>> sent = SentReplies()
+        >>> sent.keep("resp_1", [], {"rs_1": {}, "msg_1": {"content": "a"}})
+        >>> sent.resolved({"role": "assistant", "content": "", REFERS: ["rs_1", "msg_1"]})
+        {'role': 'assistant', 'content': 'a'}
+        """
+        if REFERS not in message:
+            return message
+        kept = {name: item for items in self._items.values() for name, item in items.items()}
+        parts = [*(kept[name] for name in message[REFERS]), message]
+        text = "".join(part.get("content", "") for part in parts)
+        calls = [call for part in parts for call in part.get("tool_calls", ())]
+        if not text and not calls:
+            return None
+        return {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
 
 
 def as_message(deltas: Sequence[Delta]) -> dict[str, Any]:

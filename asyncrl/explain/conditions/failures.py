@@ -13,7 +13,7 @@ FEW_ATTEMPTS, FEW_CALLS = 16, 32
 """Attempts, and calls, from which on their share means something."""
 NAMED = 3
 """Kinds that are named, the most frequent first."""
-SANDBOX = frozenset({"exit", "crashed", "timeout", "no facts"})
+SANDBOX = frozenset({"exit", "crashed", "timeout", "no facts", "sandbox", "image"})
 """Kinds of failed attempts that are more likely of what an agent runs in than of its code."""
 
 

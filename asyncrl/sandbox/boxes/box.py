@@ -111,6 +111,11 @@ class BoxProvider(ABC):
         """Return a sentence that says why a sandbox cannot be held to these hosts; "" if it
         can."""
 
+    def unbounded(self) -> str:
+        """Return a sentence that says which of a sandbox's limits are not kept here; "" if all are.
+        It may block for a minute."""
+        return ""
+
     @abstractmethod
     async def create(self, spec: BoxSpec) -> BoxBackend:
         """Create a sandbox. If this raises BoxError or is cancelled, `end` ends what there is."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Sequence
+from typing import ClassVar
 
 import msgspec
 
@@ -31,6 +32,8 @@ END_S = 60.0
 """Seconds that the end of a container may take."""
 WRITE_S = 60.0
 """Seconds in which a file is written or read."""
+LIMITS = ("memory", "pids")
+"""The controllers that keep a container's limits."""
 _BEGIN = 'echo >&2; cd -- "$0" && exec "$@"'
 _LAST = 'sleep "$0" & wait $!'
 """Waiting also reaps what ends in the container."""
@@ -45,6 +48,8 @@ class ContainerProvider(BoxProvider):
     """Containers; the kind is the name of the engine's client."""
 
     thing = "container"
+    controllers: ClassVar[str]
+    """The form in which the engine says which limits it can keep."""
 
     def images(self) -> ImageStore:
         return ImageStore(self.kind, self.settings)
@@ -64,6 +69,20 @@ class ContainerProvider(BoxProvider):
         return (
             f"{self.kind} gives a container no network or all of it, and cannot hold it to single "
             "hosts"
+        )
+
+    def unbounded(self) -> str:
+        try:
+            ran = ask([self.kind, "info", "--format", self.controllers])
+        except ProgramError:
+            return ""  # `missing` says why
+        lacks = [one for one in LIMITS if one.encode() not in ran.stdout.split()]
+        if ran.code or not lacks:
+            return ""
+        return (
+            f"{self.kind} does not bound the {' and '.join(lacks)} of its containers on this "
+            "machine: run it as root, or, for rootless containers, have cgroup v2 delegate these "
+            "controllers to the user"
         )
 
     async def create(self, spec: BoxSpec) -> ContainerBox:

@@ -70,11 +70,12 @@ def store_of(origin: BoxOrigin) -> ImageStore | None:
     return provider_of(origin.settings, Path(origin.scratch)).images()
 
 
-def refuse_without_provider(settings: BoxSettings, scratch: Path) -> None:
-    """Raise ConfigError if this machine has not what the settings of sandboxes need. It may block
-    for a minute, and creates no sandbox."""
+def refuse_without_provider(settings: BoxSettings, scratch: Path) -> str:
+    """Raise ConfigError if this machine has not what the settings of sandboxes need. Return a
+    sentence on limits that it does not keep, or "". It may block for two minutes, and creates no
+    sandbox."""
     if settings.kind == NO_PROVIDER:
-        return
+        return ""
     provider = provider_of(settings, scratch)
     if settings.image and (wrong := wrong_image(settings.image)):
         raise ConfigError(f"sandbox.image: {wrong}.")
@@ -84,6 +85,7 @@ def refuse_without_provider(settings: BoxSettings, scratch: Path) -> None:
         raise ConfigError(
             f"sandbox.kind is {settings.kind}, and this machine does not have it: {wrong}."
         )
+    return provider.unbounded()
 
 
 def image_of(entry: Mapping[str, Any], settings: BoxSettings) -> str:

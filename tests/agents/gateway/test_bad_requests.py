@@ -368,6 +368,54 @@ async def test_a_template_that_refuses_is_a_sentence(tmp_path: Path, virtual: Mo
     assert coordinator.asks == []
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"echo": True}, "put the prompt before it yourself"),
+        ({"suffix": "x"}, "knows no text behind it"),
+        ({"best_of": 3, "n": 2}, "must be n"),
+        ({"prompt": ["a", "b"]}, "a call for each"),
+        ({"prompt": [[1], [2]]}, "a call for each"),
+    ],
+)
+def test_what_completions_cannot_do_is_refused_with_what_to_do(
+    change: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(GatewayError, match=words) as refused:
+        completions.read(json.dumps({"model": MODEL, "prompt": "a", **change}).encode(), LIMITS)
+    assert refused.value.status == 400 and refused.value.param in change
+
+
+def test_what_asks_for_nothing_is_not_refused() -> None:
+    """A client may send every parameter that it has, with a value that changes nothing."""
+    empty = {"echo": False, "suffix": "", "best_of": 2, "n": 2, "prompt": [[7, 8]]}
+    body = json.dumps({"model": MODEL, **empty}).encode()
+    assert completions.read(body, LIMITS).prompt == [7, 8]
+    asked = {"messages": [{"role": "user", "content": "a"}], "mcp_servers": []}
+    body = json.dumps({"model": MODEL, "max_tokens": 5, **asked}).encode()
+    assert anthropic_messages.read(body, LIMITS).budget == 5
+
+
+async def test_batches_are_refused_in_the_form_of_their_dialect(
+    tokenizer: Tokenizer, virtual: MockClock
+) -> None:
+    engine = scripted(Says(say("x")))
+    async with opened(engine, tokenizer) as (_, client):
+        base = "/sessions/r1-1/v1"
+        for path, form in (
+            (f"{base}/messages/batches", "error"),
+            (f"{base}/messages/batches/b1", "error"),
+            (f"{base}/batches", None),
+            (f"{base}/responses/resp_1", None),
+            (f"{base}/embeddings", None),
+            (f"{base}/v1/chat/completions", None),  # a base URL with /v1 too many
+            ("/sessions/r1-1/messages", None),
+        ):
+            answer = await client.post(path, json={})
+            assert answer.status_code == 404 and answer.json().get("type") == form, path
+            assert "nothing at this path" in answer.json()["error"]["message"]
+
+
 FORM = {"type": "json_schema", "name": "answer", "schema": {"type": "object"}}
 
 

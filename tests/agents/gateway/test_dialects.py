@@ -231,6 +231,38 @@ async def test_a_response_is_followed_by_its_id(tokenizer: Tokenizer, virtual: M
     assert says.asked()[1].endswith(f"{CALL}<|end|>[tool]3<|end|>[assistant]")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_items_of_earlier_answers_are_named_in_place_of_them(
+    tokenizer: Tokenizer, virtual: MockClock, stream: bool
+) -> None:
+    """As the AI SDK does: the text by its name, the call as it was, or both by name."""
+    says = Says(say(CALL), say("3"), say("4"))
+    engine = scripted(says)
+
+    async def ask(*turns: Any) -> Any:
+        body = asked(RESPONSES, *turns, stream=stream)
+        answer = await client.post(RESPONSES, json=body)
+        assert answer.status_code == 200, answer.text
+        return streamed(answer.text)[-1][1]["response"] if stream else answer.json()
+
+    async with opened(engine, tokenizer) as (_, client):
+        await engine.load(0, None)
+        first = await ask("1+2?")
+        named = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
+        result = back(RESPONSES, first, "3")[-1]
+        second = await ask("1+2?", [named[0], first["output"][1], result])
+        last = [{"type": "item_reference", "id": second["output"][0]["id"]}]
+        await ask("1+2?", [*named, result, *last], "And more?")
+        lost = asked(RESPONSES, "a", [{"type": "item_reference", "id": "msg_1"}])
+        answer = await client.post(RESPONSES, json=lost)
+        assert answer.status_code == 400 and "send the item" in answer.json()["error"]["message"]
+    chats = [request.ids.tolist() for request in says.requests]
+    known = chats[0] + ids(CALL)
+    assert chats[1][: len(known)] == known and chats[2][: len(known)] == known
+    assert says.asked()[1].endswith(f"{CALL}<|end|>[tool]3<|end|>[assistant]")
+    assert says.asked()[2].endswith("[assistant]3<|end|>[user]And more?<|end|>[assistant]")
+
+
 @pytest.mark.parametrize(
     ("path", "form"), [(CHAT, "openai"), (MESSAGES, "anthropic"), (RESPONSES, "openai")]
 )
@@ -373,6 +405,81 @@ async def test_what_is_chosen_of_tools_is_shown(tokenizer: Tokenizer, virtual: M
             assert answer.status_code == 200, answer.text
             assert answer.headers.get("x-ignored", "") == header, choice
             assert says.asked()[-1].count('"description": "a + b"') == shown
+
+
+PATCH = '<tool_call>\n{"name": "patch", "arguments": {"input": "+ a"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_chat_has_tools_that_take_a_text(
+    tokenizer: Tokenizer, virtual: MockClock, stream: bool
+) -> None:
+    """A call of one comes in its own form, and goes on, sent back, from the sampled tokens."""
+    says = Says(say(PATCH), say("Done."))
+    engine = scripted(says)
+    patch = {"name": "patch", "description": "Edit.", "format": {"type": "grammar", "grammar": {}}}
+    tools = [{"type": "custom", "custom": patch}, {"type": "function", "function": FUNCTION}]
+    chosen = {"type": "custom", "custom": {"name": "patch"}}
+    more: dict[str, Any] = {"tools": tools, "tool_choice": chosen, "stream": stream}
+    async with opened(engine, tokenizer) as (_, client):
+        await engine.load(0, None)
+        options = {"stream_options": {"include_usage": True}} if stream else {}
+        answer = await client.post(CHAT, json=chat("hi", **more, **options))
+        assert answer.headers["x-ignored"] == "tools.format, tool_choice"
+        if stream:
+            parts = [part for _, part in streamed(answer.text)]
+            assert [part["usage"] for part in parts[:-1]] == [None] * (len(parts) - 1)
+            assert parts[-1]["choices"] == [] and parts[-1]["usage"]["total_tokens"] > 0
+            deltas = [choice["delta"] for part in parts for choice in part["choices"]]
+            (call,) = [one for delta in deltas for one in delta.get("tool_calls", [])]
+            assert call.pop("index") == 0
+        else:
+            whole = strictly(ChatCompletion, answer.json())
+            (call,) = answer.json()["choices"][0]["message"]["tool_calls"]
+            assert whole.choices[0].message.tool_calls[0].custom.input == "+ a"
+        assert (call["type"], call["custom"]) == ("custom", {"name": "patch", "input": "+ a"})
+        reply = {"role": "assistant", "content": None, "tool_calls": [call]}
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "ok"}
+        assert (await client.post(CHAT, json=chat("hi", reply, result, **more))).is_success
+    context = says.requests[0].ids.tolist()
+    assert says.requests[1].ids.tolist()[: len(context + ids(PATCH))] == context + ids(PATCH)
+    assert says.asked()[1].endswith("[tool]ok<|end|>[assistant]")
+
+
+async def test_a_refusal_in_the_history_is_read_as_what_was_said(
+    tokenizer: Tokenizer, virtual: MockClock
+) -> None:
+    says = Says(say("x"))
+    engine = scripted(says)
+    part = {"type": "refusal", "refusal": "No."}
+    async with opened(engine, tokenizer) as (_, client):
+        await engine.load(0, None)
+        for path, reply in (
+            (CHAT, {"role": "assistant", "content": None, "refusal": "No."}),
+            (CHAT, {"role": "assistant", "content": [part]}),
+            (RESPONSES, {"role": "assistant", "content": [part]}),
+        ):
+            answer = await client.post(path, json=asked(path, "hi", [reply], "why?"))
+            assert answer.status_code == 200, answer.text
+    assert all(
+        found.endswith("[assistant]No.<|end|>[user]why?<|end|>[assistant]")
+        for found in says.asked()
+    )
+
+
+async def test_a_choice_of_a_tool_that_is_not_here_has_no_effect(
+    tokenizer: Tokenizer, virtual: MockClock
+) -> None:
+    """OpenAI's own tools, alone or among those that are allowed."""
+    engine = scripted(Says(say("x")))
+    function = {"type": "function", "name": "add"}
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}, function]}
+    async with opened(engine, tokenizer) as (_, client):
+        await engine.load(0, None)
+        for choice, named in (({"type": "web_search"}, "tool_choice"), (allowed, "")):
+            answer = await client.post(RESPONSES, json=asked(RESPONSES, "a", tool_choice=choice))
+            assert answer.status_code == 200, answer.text
+            assert answer.headers.get("x-ignored", "") == named
 
 
 async def test_ordinary_parameters_of_every_dialect_are_taken(

@@ -89,12 +89,26 @@ def test_a_real_engine_does_the_same_and_holds_what_is_in_it(tmp_path: Path) -> 
         await used(box)
         ran = await box.run("ls /sys/class/net; grep -E 'CapEff|NoNewPrivs' /proc/self/status")
         assert ran.stdout.split() == [b"lo", b"CapEff:", b"0" * 16, b"NoNewPrivs:", b"1"]
+        if provider.unbounded():  # rootless, under cgroup v1
+            return
         assert (await box.run("dd if=/dev/zero of=/dev/null bs=200M count=1")).code == 137
         assert (await box.run("for i in $(seq 60); do sleep 5 & done")).code != 0
 
+    provider = provider_of(settings(kind=kind), tmp_path)
     boxes = opener(tmp_path, kind=kind, image=REAL_IMAGE, memory_gb=0.05, processes=20)
     inside(boxes, held)
-    assert asyncio.run(provider_of(settings(kind=kind), tmp_path).of_run(RUN)) == []
+    assert asyncio.run(provider.of_run(RUN)) == []
+
+
+def test_limits_that_an_engine_does_not_keep_are_said(tmp_path: Path, double: Path) -> None:
+    """As rootless podman under cgroup v1."""
+    for kind in ("docker", "podman"):
+        assert refuse_without_provider(settings(kind=kind, image=IMAGE), tmp_path) == ""
+        (double / "no-pids").touch()
+        said = refuse_without_provider(settings(kind=kind, image=IMAGE), tmp_path)
+        assert said.startswith(f"{kind} does not bound the pids of its containers")
+        (double / "no-pids").unlink()
+    assert refuse_without_provider(settings(kind="directory", hosts=("*",)), tmp_path) == ""
 
 
 def test_a_container_has_no_network_no_privilege_and_limits(tmp_path: Path, double: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from asyncrl.agents.gateway.dialects.contents import content_of
+from asyncrl.agents.gateway.dialects.contents import REFUSAL, content_of
 from asyncrl.agents.gateway.dialects.parameters import (
     CHOICES,
     MESSAGES,
@@ -16,6 +17,7 @@ from asyncrl.agents.gateway.dialects.parameters import (
     Temperature,
     arguments_of,
     checked_stops,
+    custom_tool,
     form_ignored,
     function_tool,
     is_named,
@@ -36,6 +38,7 @@ from asyncrl.agents.gateway.inner_call import (
     SampledChoice,
     Token,
     calls_in,
+    text_input,
     text_of,
     thoughts_of,
 )
@@ -75,10 +78,16 @@ class _Function(msgspec.Struct):
     arguments: str
 
 
+class _Custom(msgspec.Struct):
+    name: str
+    input: str
+
+
 class _Call(msgspec.Struct):
     id: str
-    function: _Function
-    type: Literal["function"] = "function"
+    function: _Function | None = None
+    custom: _Custom | None = None
+    type: Literal["function", "custom"] = "function"
     index: int | None = None
 
 
@@ -91,7 +100,7 @@ class _OpenAiMessage(msgspec.Struct):
     reasoning_content: str = ""
     reasoning: str = ""
     annotations: msgspec.Raw = msgspec.Raw()
-    refusal: msgspec.Raw = msgspec.Raw()
+    refusal: str = ""
 
 
 class CallRequest(msgspec.Struct, kw_only=True):
@@ -148,7 +157,7 @@ def read(body: bytes, settings: Settings) -> ModelCall:
     ignored += form_ignored(asked.response_format, "response_format", settings)
     if asked.modalities is not None and set(asked.modalities) != {"text"}:
         raise bad("modalities must be ['text']: this model writes text alone", "modalities")
-    tools = [_tool(at, tool) for at, tool in enumerate(asked.tools or [])]
+    tools, left, texts = _tools(asked.tools or [])
     tools, chosen = choose(tools, asked.tool_choice, settings)
     dropped: dict[str, None] = {}
     messages = [_message(at, raw, settings, dropped) for at, raw in enumerate(asked.messages)]
@@ -164,8 +173,9 @@ def read(body: bytes, settings: Settings) -> ModelCall:
         usage=asked.usage,
         scored=bool(asked.logprobs),
         special=asked.skip_special_tokens is False,
-        ignored=(*ignored, *chosen, *dropped),
+        ignored=(*ignored, *left, *chosen, *dropped),
         role=metadata_role(asked.metadata),
+        texts=frozenset(texts),
     )
 
 
@@ -176,27 +186,32 @@ def one_choice(choices: int | None, settings: Settings) -> None:
 
 
 def choose(
-    tools: list[dict[str, Any]], choice: str | Mapping[str, Any] | None, settings: Settings
+    tools: list[dict[str, Any]],
+    choice: str | Mapping[str, Any] | None,
+    settings: Settings,
+    hosted: re.Pattern[str] | None = None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """The tools that the model is shown by a `tool_choice`, and what of it has no effect: a call
-    cannot be enforced. Raises GatewayError (400)."""
+    cannot be enforced, and no tool of OpenAI's servers (`hosted`) is here. Raises GatewayError
+    (400)."""
     if choice is None or choice == "auto":
         return tools, []
     if choice == "none":
         return [], []
     kind = choice.get("type") if isinstance(choice, Mapping) else choice
-    if settings.strict or kind not in ("required", "function", "allowed_tools"):
+    if not settings.strict and hosted and isinstance(kind, str) and hosted.match(kind):
+        return tools, ["tool_choice"]
+    if settings.strict or kind not in ("required", "function", "custom", "allowed_tools"):
         known = "'auto' or 'none'" if settings.strict else "auto, none, required or tools"
         raise bad(f"tool_choice must be {known}, not {choice!r}", "tool_choice")
-    if isinstance(choice, Mapping) and kind == "function":
-        inner = choice.get("function", choice)
-        is_named(tools, inner.get("name") if isinstance(inner, Mapping) else None)
+    if isinstance(choice, Mapping) and kind in ("function", "custom"):
+        is_named(tools, _name_of(choice))
     if isinstance(choice, Mapping) and kind == "allowed_tools":
         inner = choice.get("allowed_tools", choice)
         allowed = inner.get("tools") if isinstance(inner, Mapping) else None
         if not isinstance(allowed, list):
             raise bad("tool_choice: allowed_tools must have a list of tools", "tool_choice")
-        names = [_name_of(tool) for tool in allowed]
+        names = [_name_of(tool) for tool in allowed if not _is_hosted(tool, hosted)]
         for name in names:
             is_named(tools, name)
         tools = [tool for tool in tools if tool["function"]["name"] in names]
@@ -205,20 +220,53 @@ def choose(
 
 
 def _name_of(tool: Any) -> Any:
-    inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    """The name of a function or a custom tool, as chat has it (`{"type": T, T: {"name": …}}`) or
+    responses (`{"type": T, "name": …}`)."""
+    inner = tool.get(str(tool.get("type")), tool) if isinstance(tool, Mapping) else None
     return inner.get("name") if isinstance(inner, Mapping) else None
 
 
-def _tool(at: int, tool: Mapping[str, Any]) -> dict[str, Any]:
-    function = tool.get("function")
-    if tool.get("type") != "function" or not isinstance(function, Mapping):
-        raise bad(
-            f"tools[{at}] must be a function with a name: {{'type': 'function', 'function': "
-            f"{{'name': ...}}}}",
-            "tools",
-        )
-    function_tool(at, function.get("name"), None, function.get("parameters"))
-    return dict(tool)
+def _is_hosted(tool: Any, hosted: re.Pattern[str] | None) -> bool:
+    kind = tool.get("type") if isinstance(tool, Mapping) else None
+    return hosted is not None and isinstance(kind, str) and hosted.match(kind) is not None
+
+
+def _tools(
+    tools: Sequence[Mapping[str, Any]],
+) -> tuple[list[dict[str, Any]], list[str], list[str]]:
+    """The tools for the chat template, what of them has no effect, and the names of those that take
+    a text. Raises GatewayError (400)."""
+    found, left, texts = list[dict[str, Any]](), list[str](), list[str]()
+    for at, tool in enumerate(tools):
+        kind = tool.get("type")
+        inner = tool.get(kind) if kind in ("function", "custom") else None
+        if not isinstance(inner, Mapping):
+            raise bad(
+                f"tools[{at}] must be a function with a name: {{'type': 'function', 'function': "
+                f"{{'name': ...}}}}",
+                "tools",
+            )
+        if kind == "custom":
+            shown, without = custom_tool(at, inner)
+            left += without
+            texts.append(shown["function"]["name"])
+        else:
+            function_tool(at, inner.get("name"), None, inner.get("parameters"))
+            shown = dict(tool)
+        found.append(shown)
+    return found, left, texts
+
+
+def _call(where: str, call: _Call, settings: Settings) -> dict[str, Any]:
+    """A call of an earlier reply. Raises GatewayError (400)."""
+    called = {"id": call.id, "type": "function"}
+    if call.custom is not None:
+        text = {"input": call.custom.input}
+        return called | {"function": {"name": call.custom.name, "arguments": text}}
+    if call.function is None:
+        raise bad(f"{where}: a call must have its function, with name and arguments", "messages")
+    arguments = arguments_of(where, call.function.name, call.function.arguments, settings)
+    return called | {"function": {"name": call.function.name, "arguments": arguments}}
 
 
 def _message(
@@ -240,22 +288,11 @@ def _message(
                 raise bad(f"{where}: the gateway does not know {name!r}", "messages")
             dropped[f"messages.{name}"] = None
     role = "system" if message.role == "developer" else message.role
-    content = content_of(message.content, where, ("text",), role, settings)
+    said = message.content or message.refusal
+    content = content_of(said, where, ("text", REFUSAL), role, settings)
     plain: dict[str, Any] = {"role": role, "content": content}
     if message.tool_calls:
-        plain["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {
-                    "name": call.function.name,
-                    "arguments": arguments_of(
-                        where, call.function.name, call.function.arguments, settings
-                    ),
-                },
-            }
-            for call in message.tool_calls
-        ]
+        plain["tool_calls"] = [_call(where, call, settings) for call in message.tool_calls]
     for name in ("tool_call_id", "name"):
         if value := getattr(message, name):
             plain[name] = value
@@ -278,7 +315,7 @@ class Chat(Envelope):
         return msgspec.json.encode(self._object("chat.completion", answers, usage=usage))
 
     def _choice(self, index: int, choice: SampledChoice) -> dict[str, Any]:
-        calls = [_called(call) for call in choice.calls]
+        calls = [self._called(call) for call in choice.calls]
         message: dict[str, Any] = {
             "role": "assistant",
             "content": choice.text if choice.text or not calls else None,
@@ -304,7 +341,7 @@ class Chat(Envelope):
         if text:
             delta["content"] = text
         for call in calls_in(read.deltas):
-            called = {"index": self._calls[index], **_called(call)}
+            called = {"index": self._calls[index], **self._called(call)}
             delta.setdefault("tool_calls", []).append(called)
             self._calls[index] += 1
         return event(self._chunk(index, delta, None, self._scores(read.tokens)))
@@ -334,7 +371,19 @@ class Chat(Envelope):
         self, index: int, delta: dict[str, Any], finish: str | None, scores: dict[str, Any] | None
     ) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": scores, "finish_reason": finish}
-        return self._object("chat.completion.chunk", [choice])
+        return self._object("chat.completion.chunk", [choice], **self._no_usage)
+
+    @property
+    def _no_usage(self) -> dict[str, None]:
+        """The usage of a part that is not the last, where the client asked for it."""
+        return {"usage": None} if self._call.usage else {}
+
+    def _called(self, call: ToolCall) -> dict[str, Any]:
+        if call.name in self._call.texts:
+            custom = {"name": call.name, "input": text_input(call)}
+            return {"id": call.id, "type": "custom", "custom": custom}
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"id": call.id, "type": "function", "function": function}
 
     def _scores(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
         if not self._call.scored:
@@ -354,11 +403,6 @@ class Chat(Envelope):
 def _bytes(text: str) -> list[int] | None:
     """A token's bytes, unless it is a part of a character: then its text does not say them."""
     return None if "\ufffd" in text else [*text.encode()]
-
-
-def _called(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id, "type": "function", "function": function}
 
 
 def usage_of(ends: Sequence[CallEnd]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
@@ -32,15 +32,21 @@ from asyncrl.agents.gateway.inner_call import (
     text_of,
 )
 
+TEXT_REFUSED = {
+    **REFUSED,
+    "echo": "an answer is what was sampled; put the prompt before it yourself",
+    "suffix": "the model writes on from a prompt, and knows no text behind it",
+}
+
 
 class TextRequest(CallRequest, kw_only=True):
     """The body of `/v1/completions`."""
 
-    prompt: str | list[int | str]
+    prompt: str | list[int | str | list[int]]
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
-    best_of: Literal[1] | None = None
-    echo: Literal[False] | None = None
-    suffix: None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
     top_k: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -49,10 +55,12 @@ class TextRequest(CallRequest, kw_only=True):
 def read(body: bytes, settings: Settings) -> ModelCall:
     """A request. Raises GatewayError."""
     asked, ignored = parse(
-        body, TextRequest, settings, neutral=NEUTRAL, ignored=IGNORED, refused=REFUSED
+        body, TextRequest, settings, neutral=NEUTRAL, ignored=IGNORED, refused=TEXT_REFUSED
     )
     served(asked.model, settings)
     one_choice(asked.n, settings)
+    if asked.best_of not in (None, 1, asked.n):
+        raise bad("best_of must be n or left out: every answer is sampled once", "best_of")
     if asked.logprobs and settings.strict:
         raise bad(
             "logprobs must be 0 or left out: the gateway knows the log-probabilities of the "
@@ -73,14 +81,16 @@ def read(body: bytes, settings: Settings) -> ModelCall:
     )
 
 
-def _prompt(prompt: str | list[int | str]) -> str | list[int]:
+def _prompt(prompt: str | list[int | str | list[int]]) -> str | list[int]:
     match prompt:
-        case str(text) | [str(text)]:
-            return text
+        case str(one) | [str(one)] | [list(one)]:
+            return one
         case several:
             ids = [token for token in several if isinstance(token, int)]
             if len(ids) < len(several):
-                raise bad("prompt must be one text, or the ids of one", "prompt")
+                raise bad(
+                    "prompt must be one text, or the ids of one: make a call for each", "prompt"
+                )
             return ids
 
 
@@ -98,13 +108,18 @@ class Text(Envelope):
 
     def part(self, index: int, read: AnswerPart) -> bytes:
         choice = self._choice(index, text_of(read.deltas), read.tokens, None)
-        return event(self._object([choice]))
+        return event(self._object([choice], **self._no_usage))
 
     def last(self, index: int, end: CallEnd) -> bytes:
-        return event(self._object([self._choice(index, "", [], end.finish)]))
+        choice = self._choice(index, "", [], end.finish)
+        return event(self._object([choice], **self._no_usage))
 
     def done(self, ends: Sequence[CallEnd]) -> bytes:
         return (event(self._object([], usage=usage_of(ends))) if self._call.usage else b"") + DONE
+
+    @property
+    def _no_usage(self) -> dict[str, None]:
+        return {"usage": None} if self._call.usage else {}
 
     def failed(self, error: GatewayError) -> bytes:
         return b"data: " + error.body() + b"\n\n"

@@ -17,6 +17,8 @@ Content = str | list[dict[str, Any]]
 type `image` with its `ImageSource`."""
 IMAGES = ("image_url", "input_image", "image")
 """Types of parts that are an image: OpenAI's in chat and in responses, and Anthropic's."""
+REFUSAL = "refusal"
+"""The type of OpenAI's parts of an answer in which a model refused: they are read as its text."""
 SHOWN_BY = ("user", "tool")
 """Roles of messages that may have images."""
 
@@ -80,9 +82,9 @@ def _text(block: Any, where: str, kinds: Sequence[str]) -> str:
         raise bad(
             f"{where}: a part of type {kind!r} cannot be read: it is no text here", where_of(where)
         )
-    if not isinstance(block.get("text"), str):
+    text = block.get("refusal" if kind == REFUSAL else "text")
+    if not isinstance(text, str):
         raise bad(f"{where}: a part of type {kind!r} must have a text", where_of(where))
-    text: str = block["text"]
     return text
 
 

@@ -20,10 +20,9 @@ def every_dialect() -> tuple[Dialect, ...]:
 
 
 def error_body(path: str, error: GatewayError) -> bytes:
-    """An error in the form of the dialect that is spoken at a path, or in OpenAI's."""
-    of = path.rstrip("/")
+    """An error in the form of the dialect that is spoken at a path, or above it (its batches), or
+    in OpenAI's."""
     for dialect in every_dialect():
-        paths = [dialect.path] if dialect.counts is None else [dialect.path, dialect.counts[0]]
-        if of.endswith(tuple(f"/v1{one}" for one in paths)):
+        if f"/v1{dialect.path}/" in f"{path}/":
             return dialect.error(error)
     return error.body()

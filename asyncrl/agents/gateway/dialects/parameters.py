@@ -28,6 +28,14 @@ _NAMED = 32
 """Parameters that an answer's header names, at most."""
 _NAME = re.compile(r"[A-Za-z0-9_.:\[\]-]{1,64}")
 _NULL = b"null"
+_NOTHING = (_NULL, b"[]", b"{}", b'""', b"false")
+"""Values with which a parameter that is refused asks for nothing."""
+TEXT_TOOL = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+}
+"""Arguments of a custom tool, as the chat template shows them."""
 NO_FORM = (
     "the reply's form is not enforced: sampling under a grammar would draw from another "
     "distribution than the one that is trained; ask for the form in the prompt, and reward it"
@@ -74,7 +82,7 @@ def parse(
     known = kind.__struct_fields__  # type: ignore[attr-defined]
     given = {name for name, value in fields.items() if bytes(value) != _NULL}
     for name, reason in refused.items():
-        if name in given:
+        if name in given and bytes(fields[name]) not in _NOTHING:
             raise bad(f"{name}: {reason}", name, "unsupported_parameter")
     unknown = [name for name in fields if name not in known]
     if unknown and settings.strict:
@@ -192,6 +200,16 @@ def function_tool(
         "type": "function",
         "function": {key: value for key, value in function.items() if value is not None},
     }
+
+
+def custom_tool(at: int, tool: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A custom tool of OpenAI's, which takes a text, as chat templates know it: a function of one
+    argument. Its grammar has no effect, and is named. Raises GatewayError (400)."""
+    form = tool.get("format") or {"type": "text"}
+    if not isinstance(form, Mapping) or form.get("type") not in ("text", "grammar"):
+        raise bad(f"tools[{at}]: its format must be of type text or grammar", "tools")
+    shown = function_tool(at, tool.get("name"), tool.get("description"), TEXT_TOOL)
+    return shown, ["tools.format"] * (form["type"] == "grammar")
 
 
 def _is_schema(parameters: Any) -> bool:

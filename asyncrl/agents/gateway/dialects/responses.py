@@ -9,13 +9,14 @@ from typing import Annotated, Any
 import msgspec
 
 from asyncrl.agents.gateway.dialects.chat import choose
-from asyncrl.agents.gateway.dialects.contents import content_of
+from asyncrl.agents.gateway.dialects.contents import REFUSAL, content_of
 from asyncrl.agents.gateway.dialects.parameters import (
     MESSAGES,
     ModelName,
     Positive,
     Temperature,
     arguments_of,
+    custom_tool,
     form_ignored,
     function_tool,
     metadata_role,
@@ -26,6 +27,7 @@ from asyncrl.agents.gateway.dialects.parameters import (
 from asyncrl.agents.gateway.errors import GatewayError, bad
 from asyncrl.agents.gateway.gateway_settings import Settings
 from asyncrl.agents.gateway.inner_call import (
+    REFERS,
     AnswerFacts,
     AnswerPart,
     CallEnd,
@@ -33,6 +35,7 @@ from asyncrl.agents.gateway.inner_call import (
     Envelope,
     ModelCall,
     SampledChoice,
+    text_input,
 )
 from asyncrl.agents.gateway.tools import Delta, Thought, ToolCall
 
@@ -54,18 +57,12 @@ _HOSTED = re.compile(
     "|apply_patch|tool_search|namespace"
 )
 """Types of tools that are no functions."""
-TEXT_TOOL = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-}
-"""Arguments of a custom tool, as the chat template shows them."""
 _INPUTS = {
     "function_call": ("function_call_arguments", "arguments"),
     "custom_tool_call": ("custom_tool_call_input", "input"),
 }
 """Kinds of calls: the name in their events, and the field of what they are given."""
-_TEXTS = ("input_text", "output_text", "text", "summary_text")
+_TEXTS = ("input_text", "output_text", "text", "summary_text", REFUSAL)
 _ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
 
 
@@ -107,7 +104,7 @@ def read(body: bytes, settings: Settings) -> ModelCall:
     ignored += [f"text.{name}" for name in text if name != "format"]
     tools, left = _tools(asked.tools or [], settings)
     texts = [tool.get("name") for tool in asked.tools or [] if tool.get("type") == "custom"]
-    tools, chosen = choose(tools, asked.tool_choice, settings)
+    tools, chosen = choose(tools, asked.tool_choice, settings, _HOSTED)
     head: list[dict[str, Any]] = []
     if asked.instructions:
         head.append({"role": "system", "content": asked.instructions})
@@ -140,8 +137,8 @@ def read(body: bytes, settings: Settings) -> ModelCall:
 def _tools(
     tools: Sequence[Mapping[str, Any]], settings: Settings
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The functions for the chat template, and the tools of OpenAI's servers, which are not here. A
-    custom tool, which takes a text, is a function of one argument; its grammar has no effect."""
+    """The functions for the chat template, and the tools of OpenAI's servers, which are not
+    here."""
     found, left = list[dict[str, Any]](), list[str]()
     for at, tool in enumerate(tools):
         kind = tool.get("type")
@@ -150,11 +147,9 @@ def _tools(
                 function_tool(at, tool.get("name"), tool.get("description"), tool.get("parameters"))
             )
         elif kind == "custom":
-            found.append(function_tool(at, tool.get("name"), tool.get("description"), TEXT_TOOL))
-            form = tool.get("format") or {"type": "text"}
-            if not isinstance(form, Mapping) or form.get("type") not in ("text", "grammar"):
-                raise bad(f"tools[{at}]: its format must be of type text or grammar", "tools")
-            left += ["tools.format"] * (form["type"] == "grammar")
+            shown, without = custom_tool(at, tool)
+            found.append(shown)
+            left += without
         elif settings.strict or not (isinstance(kind, str) and _HOSTED.match(kind)):
             raise bad(f"tools[{at}] has the type {kind!r}, which is no function", "tools")
         else:
@@ -173,12 +168,18 @@ def _messages(asked: str | Sequence[Mapping[str, Any]], settings: Settings) -> l
         last = messages[-1] if joins and messages and messages[-1]["role"] == "assistant" else None
         if kind == "reasoning":
             continue
-        if kind == "message":
+        if kind == "item_reference":
+            if last is None:
+                last = {"role": "assistant", "content": ""}
+                messages.append(last)
+            last.setdefault(REFERS, []).append(str(item.get("id")))
+            joins = True
+        elif kind == "message":
             role = _ROLES.get(str(item.get("role")))
             if role is None:
                 raise bad(f"{where}: there is no role {item.get('role')!r}", "input")
             text = content_of(item.get("content"), where, _TEXTS, role, settings)
-            if role == "assistant" and last is not None and "tool_calls" in last:
+            if role == "assistant" and last is not None and last.keys() & {"tool_calls", REFERS}:
                 last["content"] += text
             else:
                 messages.append({"role": role, "content": text})
@@ -217,6 +218,18 @@ def _result(where: str, item: Mapping[str, Any], settings: Settings) -> dict[str
     return {"role": "tool", "content": text, "tool_call_id": number}
 
 
+def _as_part(item: Mapping[str, Any]) -> dict[str, Any]:
+    """An item of an answer as a message."""
+    if item["type"] == "message":
+        return {"content": item["content"][0]["text"]}
+    if item["type"] == "reasoning":
+        return {}
+    custom = item["type"] == "custom_tool_call"
+    given = {"input": item["input"]} if custom else msgspec.json.decode(item["arguments"])
+    function = {"name": item["name"], "arguments": given}
+    return {"tool_calls": [{"id": item["call_id"], "type": "function", "function": function}]}
+
+
 class ResponsesForm(Envelope):
     """Forms of `/v1/responses`."""
 
@@ -229,6 +242,10 @@ class ResponsesForm(Envelope):
     @property
     def id(self) -> str:
         return f"resp_{self._facts.number}"
+
+    @property
+    def items(self) -> dict[str, dict[str, Any]]:
+        return {item["id"]: _as_part(item) for item in self._items}
 
     def whole(self, choices: Sequence[SampledChoice]) -> bytes:
         (choice,) = choices
@@ -276,7 +293,7 @@ class ResponsesForm(Envelope):
         place = {"item_id": item["id"], "output_index": at}
         if isinstance(delta, ToolCall):
             name, field = _INPUTS[kind]
-            item[field] = _text_input(delta) if field == "input" else delta.arguments
+            item[field] = text_input(delta) if field == "input" else delta.arguments
             return said + self._event(f"response.{name}.delta", **place, delta=item[field])
         place["content_index"] = 0
         text = delta if isinstance(delta, str) else delta.text
@@ -384,14 +401,6 @@ class ResponsesForm(Envelope):
             "usage": usage,
             **self._call.asked,
         }
-
-
-def _text_input(call: ToolCall) -> str:
-    """The text of a call of a custom tool; its arguments as they are where the model gave it
-    others."""
-    arguments = msgspec.json.decode(call.arguments)
-    text = arguments.get("input") if isinstance(arguments, dict) and len(arguments) == 1 else None
-    return text if isinstance(text, str) else call.arguments
 
 
 DIALECT = Dialect("/responses", read, ResponsesForm, GatewayError.body)

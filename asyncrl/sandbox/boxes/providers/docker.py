@@ -9,3 +9,4 @@ class DockerBoxes(ContainerProvider):
     """Containers of `docker`."""
 
     kind = "docker"
+    controllers = "{{if .MemoryLimit}}memory {{end}}{{if .PidsLimit}}pids{{end}}"

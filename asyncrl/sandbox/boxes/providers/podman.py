@@ -9,3 +9,4 @@ class PodmanBoxes(ContainerProvider):
     """Containers of `podman`."""
 
     kind = "podman"
+    controllers = "{{range .Host.CgroupControllers}}{{.}} {{end}}"
