@@ -23,7 +23,7 @@ from asyncrl.actors.coordinator.underway import Found, Underway
 from asyncrl.config.schema import SupervisionConfig
 
 Look = tuple[str, float]
-"""What happens, and how many seconds after the last look."""
+"""An act, and the seconds that pass with it."""
 OUTSIDE = "raised: ConnectionRefusedError: [Errno 111] Connection refused"
 DATA = "raised: AttributeError: 'NoneType' object has no attribute 'group'"
 

@@ -1,6 +1,6 @@
-"""What the coordinator looks up in lists, against a recount: the work that is due, in its order,
-the leases, and the engines by their room. Invariant: a list kept up to date at each change is what
-one made at this moment would be.
+"""Lists of the coordinator, against a recount: work that is due, in its order, leases, and engines
+by their room. Invariant: a list kept up to date at each change is what one made at this moment
+would be.
 """
 
 from __future__ import annotations
