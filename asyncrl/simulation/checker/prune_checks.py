@@ -15,7 +15,7 @@ from asyncrl.simulation.checker.reference_pruning import (
 )
 from asyncrl.simulation.checker.reference_rollouts import ReferenceCall, ReferenceRollout
 
-MOMENTS = 3
+MOMENTS = 2
 """Moments at which nobody has asked about a rollout before that counts: chunks may wait their
 turn."""
 
