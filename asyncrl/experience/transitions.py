@@ -92,6 +92,8 @@ def _complete(state: ExperienceState, rollout: Rollout, finish: Finish) -> None:
 
 def _requeued(state: ExperienceState, event: e.Requeued) -> None:
     call = leased_call(state, event.rollout, event.attempt)
+    if not event.reason:
+        raise ImpossibleEvent(f"rollout {call.id} was requeued without a reason")
     if not call.remaining:
         raise ImpossibleEvent(
             f"rollout {call.id} has its {call.max_new_tokens} tokens: it must be sealed as "

@@ -4,18 +4,24 @@ waits, and when all of a step is compared."""
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import trio
-from scripted_parts import STOP, VOCABULARY, ScriptedLearner
-from scripted_world import ScriptedWorld, heavy_tailed, run_well
+from scripted_parts import STOP, VOCABULARY, MemoryLog, ScriptedLearner
+from scripted_world import ScriptedWorld, configured, heavy_tailed, run_well
 from some_values import some
 
+from asyncrl.actors.coordinator.admission import Admission
 from asyncrl.actors.coordinator.batching import Batching
+from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, hashed
 from asyncrl.experience import events as e
+from asyncrl.experience.experience import Experience
 from asyncrl.messages import (
     MicroBatch,
     NoVerdict,
@@ -61,6 +67,37 @@ async def test_the_last_prompts_are_compared_with_all_of_their_step(
     took, batches = compared(made)
     assert [len(took[step]) for step in range(6)] == [B] * 5 + [B - (6 * B - prompts)]
     assert all(rewards == took[step] for step, rewards in batches)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("step_tokens", [0, 10**6])
+def test_a_step_of_rollouts_is_full_where_no_group_fits_beside_them(
+    depth: int, step_tokens: int
+) -> None:
+    """Siblings were dropped: the step has all rollouts that there are, and waits for another group
+    as long as one may be live beside these."""
+    config = configured(
+        train={
+            "unit": "rollout",
+            "advantage": "first_k",
+            "batch_groups": 2,
+            "step_tokens": step_tokens,
+        },
+        rollout={"group_size": GROUP, "k_min": 2, "overprovision": 1.0},
+        staleness={"depth": depth, "max_lag": 4},
+    )
+    store = EventStore(Experience(), MemoryLog())
+    admission = cast(Admission, SimpleNamespace(label=str, exhausted=False))
+    batching = Batching(store, config, admission)
+    live = (depth + 1) * 2 * GROUP
+    for units in range(live + 1):
+        batching.units = units
+        enough = units >= (live if step_tokens else 2 * GROUP)
+        assert batching.full == (enough or units + GROUP > live), units
+    store.record(e.Published(0))
+    store.record(e.Admitted(0, 0, GROUP, "train", 0, struct.pack("<i", 5), 9))
+    batching.units = live - 1
+    assert batching.full == (depth > 0 and not step_tokens), "others are still generated"
 
 
 class HoldingLearner(ScriptedLearner):

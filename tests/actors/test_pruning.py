@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scripted_parts import MemoryLog
 from scripted_world import configured
 
@@ -33,12 +35,12 @@ from asyncrl.messages import DrawnMembers, Scored
 PROMPT = struct.pack("<i", 5)
 
 
-def begun(members: int = 4) -> EventStore:
+def begun(members: int = 4, most: int = 9) -> EventStore:
     """A group that is generated, and a held-out prompt; each rollout waits with five tokens."""
     store = EventStore(fold([]), MemoryLog())
     store.record(e.Published(0))
-    store.record(e.Admitted(0, 0, members, "train", 7, PROMPT, 9, key=40))
-    store.record(e.Admitted(1, members, 1, "evaluation", 0, PROMPT, 9, 0))
+    store.record(e.Admitted(0, 0, members, "train", 7, PROMPT, most, key=40))
+    store.record(e.Admitted(1, members, 1, "evaluation", 0, PROMPT, most, 0))
     for rollout in range(members + 1):
         grow(store, rollout, 5)
     return store
@@ -140,6 +142,22 @@ def test_a_kill_at_any_event_repeats_the_decisions(mine: Path) -> None:
         again = EventStore(fold(decided[:cut]), MemoryLog())
         pruning(again, config).decide()
         assert events(again) == decided[cut:]
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3)), max_size=8))
+def test_what_grows_is_asked_about_as_in_a_new_life(growths: list[tuple[int, int]]) -> None:
+    """One that is told of each growth decides what one decides that begins then."""
+    store, config = begun(most=99), config_of("longest", max_new_tokens=99)
+    rule = pruning(store, config)
+    rule.decide()
+    for rollout, tokens in growths:
+        grow(store, rollout, tokens)
+        rule.extended(store.experience.calls[rollout])
+        before = events(store)
+        rule.decide()
+        again = EventStore(fold(before), MemoryLog())
+        pruning(again, config).decide()
+        assert events(again) == events(store, len(before))
 
 
 def test_a_rollout_that_is_cut_is_judged_and_trained(mine: Path) -> None:

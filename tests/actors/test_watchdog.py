@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast, get_args
 
 import pytest
 import trio
@@ -13,9 +15,12 @@ from trio.testing import MockClock
 
 from asyncrl.actors import coordinator
 from asyncrl.actors.coordinator.agent_failures import FREE, AgentFailures
+from asyncrl.actors.coordinator.components import Components
 from asyncrl.actors.coordinator.leases import LeaseTable
 from asyncrl.actors.coordinator.lifecycle import Lifecycle
+from asyncrl.actors.coordinator.watchdog import _too_long_at_work
 from asyncrl.config.schema import SupervisionConfig
+from asyncrl.messages import Busy, Command
 from asyncrl.runtime.processes.standstill import TICK_S, RunClock
 
 LIMIT_S = 30.0
@@ -106,6 +111,29 @@ def test_no_part_ends_anything_for_time_in_which_the_process_stood_still(
 
     machine = MockClock(autojump_threshold=0.0)
     trio.run(run, clock=machine)
+
+
+@pytest.mark.parametrize("busy_s", [0.0, 3.0, 7.0, None])
+@pytest.mark.parametrize("saving_s", [0.0, 3.0, 7.0, None])
+@pytest.mark.parametrize("command", sorted(get_args(Command)))
+def test_what_the_trainer_is_at_has_the_limit_of_its_kind(
+    command: Command, busy_s: float | None, saving_s: float | None
+) -> None:
+    """A checkpoint has its own, whether it is written beside a command or is the command."""
+    limits = SupervisionConfig(checkpoint_s=7.0, compute_s=3.0)
+    busy = None if busy_s is None else Busy(command, busy_s)
+    report = SimpleNamespace(busy=busy, saving_s=saving_s)
+    stepping = SimpleNamespace(trainer=SimpleNamespace(report=report))
+    parts = SimpleNamespace(stepping=stepping, config=SimpleNamespace(supervision=limits))
+    said = _too_long_at_work(cast(Components, parts))
+    own = 7.0 if command == "checkpoint" else 3.0
+    if saving_s == 7.0:
+        assert said == "the trainer is at one checkpoint for 7 s (supervision.checkpoint_s)"
+    elif busy_s is not None and busy_s >= own:
+        name = "checkpoint_s" if command == "checkpoint" else "compute_s"
+        assert said == f"the trainer is at one {command} for {own:g} s (supervision.{name})"
+    else:
+        assert not said
 
 
 def test_the_parts_of_the_coordinator_read_the_runs_clock() -> None:

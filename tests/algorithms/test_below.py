@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -272,6 +272,59 @@ def test_what_it_is_compared_with_is_of_the_others_alone(group: list[PlayedMembe
         kept = PlayedMember(5.0, [0.25] * (turn + 1), first.above[: turn + 1])
         changed = Below().columns([kept, *group[1:]])
         assert changed[0][turn][1:] == column[1:]
+
+
+def by_paths(group: list[PlayedMember]) -> list[list[tuple[float, ...]]]:
+    """Columns where a place is the path to it: of each turn from a root on, its order among those
+    below the same one."""
+    forests = list[list[tuple[tuple[int, ...], int, float, int]]]()
+    for member in group:
+        paths, depths = list[tuple[int, ...]](), list[int]()
+        for over in member.above:
+            start = paths[over[0]] if over else ()
+            order = sum(path[:-1] == start and len(path) == len(start) + 1 for path in paths)
+            paths.append((*start, order))
+            depths.append(max((depths[turn] + 1 for turn in over), default=0))
+        below = [{turn} for turn in range(len(paths))]
+        for turn, over in reversed(list(enumerate(member.above))):
+            for parent in over:
+                below[parent] |= below[turn]
+        parents = {turn for over in member.above for turn in over}
+        forests.append(
+            [
+                (path, depth, sum(member.turns[t] for t in under), len(under - parents))
+                for path, depth, under in zip(paths, depths, below, strict=True)
+            ]
+        )
+    own = [member.reward - sum(member.turns) for member in group]
+    columns = list[list[tuple[float, ...]]]()
+    for number, forest in enumerate(forests):
+        columns.append([])
+        others = [(n, turn) for n, other in enumerate(forests) if n != number for turn in other]
+        for path, depth, earned, _ in forest:
+            level = [turn for _, turn in others if turn[1] == depth]
+            of_leaf = sum(turn[2] for turn in level) / max(1, sum(turn[3] for turn in level))
+            there = [(n, turn) for n, turn in others if turn[0] == path]
+            baseline = sum(own[n] + of_leaf * turn[3] for n, turn in there) / (len(group) - 1)
+            column = [baseline] * len(group)
+            column[number] = own[number] + earned
+            columns[-1].append(tuple(column))
+    return columns
+
+
+def under(*over: list[int]) -> PlayedMember:
+    """A member with these turns above each."""
+    return PlayedMember(2.0 ** len(over), [2.0**turn for turn in range(len(over))], over)
+
+
+@example([under([], [0], []), under([], [], [1])])
+@example([under([], [], [0]), under([], [0], [1], [])])
+@given(groups)
+def test_a_place_is_a_path_from_a_root(group: list[PlayedMember]) -> None:
+    """Whichever turns come first, and however many an episode begins with."""
+    for row, due in zip(Below().columns(group), by_paths(group), strict=True):
+        for column, expected in zip(row, due, strict=True):
+            assert column == pytest.approx(expected, abs=1e-9)
 
 
 @given(st.lists(st.tuples(eighths, st.lists(eighths, max_size=5)), min_size=1, max_size=5))

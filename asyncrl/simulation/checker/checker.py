@@ -33,6 +33,7 @@ from asyncrl.simulation.checker.event_checks import CHECKS
 from asyncrl.simulation.checker.impossible_events import in_turn
 from asyncrl.simulation.checker.lease_witness import LeaseWitness
 from asyncrl.simulation.checker.lending_witness import LendingWitness
+from asyncrl.simulation.checker.prune_checks import OpenQuestions
 from asyncrl.simulation.checker.publication_witness import PublicationWitness
 from asyncrl.simulation.checker.reason_witness import ReasonWitness
 from asyncrl.simulation.checker.reference_recovery import gone_on
@@ -44,6 +45,7 @@ from asyncrl.simulation.checker.status_checks import compare_status
 from asyncrl.simulation.checker.training_checks import check_batch, check_scores, check_step
 from asyncrl.simulation.checker.verdict_witness import VerdictWitness
 from asyncrl.simulation.checker.wait_witness import WaitWitness
+from asyncrl.simulation.checker.work_checks import check_leases, check_pool
 from asyncrl.simulation.policy import Rewards
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ class Checker(CheckedRun):
         self.verdicts = VerdictWitness(self)
         self.schedule = ScheduleWitness(self)
         self.proximal = ScoreWitness(self)
+        self.questions = OpenQuestions(self)
 
     # -------------------------------------------------------------------------------------- a life
 
@@ -405,6 +408,9 @@ class Checker(CheckedRun):
         if coordinator is not None and coordinator.parts.store is self.store:
             compare_shell(self, coordinator)
             self.lending.compared(coordinator)
+            if closely:
+                check_pool(self, coordinator.parts.engines)
+                check_leases(self, coordinator.parts.leases)
             if self._looks % STATUS_EVERY == 0:
                 compare_status(self, coordinator)
         if closely:
@@ -425,6 +431,7 @@ class Checker(CheckedRun):
             if not stopped:
                 self.leases.look()
                 self.lending.look()
+                self.questions.look()
 
     def look_at_engine(self, start: str, kept: set[int], held: set[int]) -> None:
         """Check the versions that an engine keeps, and the rollouts that it holds."""

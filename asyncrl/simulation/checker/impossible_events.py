@@ -57,7 +57,7 @@ def _of_attempts(event: e.AnyEvent) -> Changes:
         yield {"attempt": attempt - 1}
         yield {"attempt": attempt + 1}
     for name in ("reason", "holder"):
-        if hasattr(event, name) and not isinstance(event, e.Requeued):
+        if hasattr(event, name):
             yield {name: ""}
 
 

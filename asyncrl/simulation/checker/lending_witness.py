@@ -6,6 +6,7 @@ was killed.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection
 from typing import TYPE_CHECKING
@@ -44,10 +45,12 @@ class LendingWitness:
         switched = range(first, rollout.actors) if rollout.lending == "switch" else ()
         self._lent = [f"rollout-{index}" for index in switched]
         self._work = 0  # commands of the trainer that it has not answered
+        self._closed = 0  # steps that were closed
         self._asked: dict[str, set[int]] = {name: set() for name in self._lent}
         self._moments = Counter[str]()
         self._stops: defaultdict[str, set[int]] = defaultdict(set)  # by start: heard, and held
         self._waits_since: float | None = None
+        self._differs_since = math.inf
 
     def told(self, start: str, message: Message) -> None:
         """The coordinator tells an actor this."""
@@ -55,6 +58,9 @@ class LendingWitness:
         match message:
             case MicroBatch() | ScoreProximal() | CloseStep():
                 self._work += 1
+                self._differs_since = math.inf
+                if isinstance(message, CloseStep):
+                    self._closed = message.step + 1
             case Interrupt(rollouts) if asked is not None:
                 asked.update(rollouts)
             case Leases(leases) if asked is not None:
@@ -88,6 +94,8 @@ class LendingWitness:
     def compared(self, coordinator: Coordinator) -> None:
         """Compare what the coordinator says is lent with what is open, and with who works."""
         parts, now = coordinator.parts, self._run.clock()
+        if parts.stepping is not None:
+            self._compare_idle(parts.stepping.idle, now)
         if (status := parts.lent.status(now)) is None:
             return
         both = status.lent and self._work > 0
@@ -110,6 +118,22 @@ class LendingWitness:
             self._waits_since is None or now - self._waits_since <= LENT_S,
             "the trainer waits since {} s, and its devices are not lent",
             self._waits_since,
+        )
+
+    def _compare_idle(self, said: bool, now: float) -> None:
+        """Compare whether the trainer is said to wait with whether it does; a message may be under
+        way."""
+        run, step = self._run, max(self._closed, self._run.version)
+        redo = run.store.experience.prescribed is not None
+        same = said == (not (self._work or redo) and step < run.config.train.steps)
+        self._differs_since = math.inf if same else min(self._differs_since, now)
+        run.hold(
+            "lending",
+            now - self._differs_since <= LENT_S,
+            "the trainer has {} commands in step {}, and is said to wait: {}",
+            self._work,
+            step,
+            said,
         )
 
     def leased(self, event: e.Leased) -> None:

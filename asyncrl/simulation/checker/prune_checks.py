@@ -15,6 +15,10 @@ from asyncrl.simulation.checker.reference_pruning import (
 )
 from asyncrl.simulation.checker.reference_rollouts import ReferenceCall, ReferenceRollout
 
+MOMENTS = 2
+"""Moments at which nobody has asked about a rollout before that counts: chunks may wait their
+turn."""
+
 
 def spared(run: CheckedRun, event: e.Spared) -> None:
     seen = live_rollout(run, event.rollout, event)
@@ -58,6 +62,33 @@ def pruned(run: CheckedRun, event: e.Pruned) -> None:
         draw,
         last,
     )
+
+
+class OpenQuestions:
+    """Questions of one life that nobody has asked yet, about rollouts that an engine goes on
+    with."""
+
+    def __init__(self, run: CheckedRun) -> None:
+        self._run = run
+        self._open: dict[int, tuple[float, int]] = {}  # when one was seen last, and its moments
+
+    def look(self) -> None:
+        """Count a moment for each. To be called while the coordinator runs."""
+        run, now, before = self._run, self._run.clock(), self._open
+        if run.config.rollout.prune == "none":
+            return
+        self._open = {}
+        for seen in run.reference.rollouts.values():
+            if seen.holder and _open(run, seen):
+                at, moments = before.get(seen.id, (now, 0))
+                self._open[seen.id] = now, moments + (now > at)
+                run.hold(
+                    "pruning",
+                    moments < MOMENTS,
+                    "rollout {} of {} tokens goes on, and nobody asks about it",
+                    seen.id,
+                    len(seen.versions),
+                )
 
 
 def check_asked(run: CheckedRun, call: ReferenceCall) -> None:

@@ -14,6 +14,7 @@ from asyncrl.messages import NoVerdict, Scored, Split
 from asyncrl.simulation.checker.checked_run import CheckedRun
 from asyncrl.simulation.checker.reference_rollouts import ReferenceEpisode
 from asyncrl.simulation.checker.strand_checks import check_contexts, check_sealed
+from asyncrl.simulation.checker.work_checks import check_work
 
 
 def compare(run: CheckedRun) -> None:
@@ -219,6 +220,7 @@ def compare_all(run: CheckedRun, invariant: str) -> None:
         theirs.restarts,
     )
     _compare_due(run, invariant)
+    check_work(run, invariant)
     for id in mine.rollouts:
         _rollout(run, id)
     run.hold(
