@@ -346,7 +346,7 @@ def _held_out(draw: random.Random, folder: Path, model: Path) -> Case:
     lines[at] = draw.choice([b"{", b"[]", b'{"prompt": "a"}', b'{"prompt": "", "answer": 1}'])
     write(folder / "held.jsonl", lines)
     more = f"task.eval_path={folder / 'held.jsonl'}"
-    says = rf"held\.jsonl, line {at + 1}\b"
+    says = rf"held\.jsonl{_place(at, lines[at])}"
     return check(folder / "d.jsonl", model, more, right=REFUSED, says=says)
 
 
@@ -359,7 +359,7 @@ def _supervised(draw: random.Random, folder: Path, model: Path) -> Case:
         [
             *(b"{", b"[]", b"1", b"\xff", b"\0" * 9, b"[" * 50_000),
             *({"prompt": "a"}, {"response": "a"}, {"prompt": "a", "response": ""}),
-            *({"prompt": 1, "response": "a"}, {"prompt": "a", "response": ["a"]}),
+            *({"prompt": 1, "response": "a"}, {"prompt": "a", "response": [[]]}),
             {"prompt": "a", "response": "b" * 500},
             {"prompt": "a" * 500, "response": "b"},
         ]
@@ -367,8 +367,7 @@ def _supervised(draw: random.Random, folder: Path, model: Path) -> Case:
     lines[at] = bad
     write(folder / "s.jsonl", lines)
     more = "supervised.coefficient=0.1", f"supervised.path={folder / 's.jsonl'}"
-    says = rf"(line|example) {at + 1}\b"
-    return check(folder / "d.jsonl", model, *more, right=REFUSED, says=says)
+    return check(folder / "d.jsonl", model, *more, right=REFUSED, says=_place(at, bad))
 
 
 def _mixed(draw: random.Random, folder: Path, model: Path) -> Case:
@@ -384,7 +383,12 @@ def _mixed(draw: random.Random, folder: Path, model: Path) -> Case:
     )
     (folder / "run.toml").write_text(f"{tables}\n[task.weights]\na = 0.5\nb = 0.5\n")
     argv = ("check", str(folder / "run.toml"), f"--set=model.path={model}")
-    return Case(argv, REFUSED, rf"b\.jsonl, line {at + 1}\b")
+    return Case(argv, REFUSED, rf"b\.jsonl{_place(at, lines[at])}")
+
+
+def _place(at: int, line: Line) -> str:
+    """The pattern of a wrong line's place. A file that begins with an array is one."""
+    return r" goes on behind" if not at and line == b"[]" else rf", line {at + 1}\b"
 
 
 def _cases(draw: random.Random, folder: Path, model: Path) -> Case:

@@ -96,7 +96,7 @@ NOTED_CODE: dict[str, str] = {
     "crashes": "import ctypes\ndef judge(answer, line):\n    ctypes.string_at(0)\n",
     "never ends": "def judge(answer, line):\n    while True: pass\n",
     "sleeps": "import time\ndef judge(answer, line):\n    time.sleep(100)\n",
-    "stops itself": "import os\ndef judge(answer):\n    os.kill(os.getpid(), 19)\n    1 / 0\n",
+    "stops itself": "import os\ndef judge(answer):\n    os.kill(os.getpid(), 19)\n    while 1: 0\n",
 }
 """Code that gives no verdict on the data's own answer: a note says so."""
 RUNS_CODE: dict[str, str] = {
