@@ -12,9 +12,12 @@ from asyncrl.algorithms.selection.league import LeagueRule, PastVersion, drawn
 from asyncrl.algorithms.selection.league_latest import Latest
 from asyncrl.algorithms.selection.league_pfsp import Pfsp
 from asyncrl.algorithms.selection.league_uniform import Uniform
+from asyncrl.config import Config
+from asyncrl.config.schema.game_section import GameConfig
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.launch.past.past_draws import PastDraws
 from asyncrl.launch.past.past_games import PastGames
+from asyncrl.launch.past.past_player import PastVersions
 from asyncrl.launch.past.past_versions import forget_version, keep_version, kept_versions
 from asyncrl.messages import Ask, Enough, KeepGame, Played, Reply, Seek, Standing
 from asyncrl.training.checkpoint_index import Checkpoint
@@ -74,6 +77,34 @@ def test_the_model_of_a_checkpoint_is_kept_when_that_is_removed(tmp_path: Path) 
     assert kept_versions(tmp_path) == {20: path}
     forget_version(path)
     assert kept_versions(tmp_path) == {}
+
+
+async def test_versions_are_taken_in_as_checkpoints_come_and_thinned_out(tmp_path: Path) -> None:
+    kept, gone = list[int](), list[int]()
+
+    class Engine:
+        unpin = staticmethod(gone.append)
+
+    class Versions(PastVersions):
+        async def _load(self, version: int, path: Path) -> None:
+            kept.append(version)
+
+    def opened() -> PastVersions:
+        config = Config(game=GameConfig(frozen=("solver",), versions=3))
+        return Versions(config, tmp_path / "past", Engine(), tmp_path)  # type: ignore[arg-type]
+
+    versions = opened()
+    await versions.open()
+    await versions.renew(set())
+    assert kept == versions.held == [0]
+    for version in (10, 20, 30, 40):
+        step = tmp_path / "solver" / "checkpoints" / f"step-{version:06d}"
+        step.mkdir(parents=True)
+        (step / "config.json").write_text("")
+        await versions.renew({10} if version == 30 else set())
+    # 10 played when it had to go, and went as soon as it did not; then 30 was closest to others
+    assert kept == [0, 10, 20, 30, 40] and gone == [10, 30] and versions.held == [0, 20, 40]
+    assert opened().held == [0, 20, 40]
 
 
 def ids(*tokens: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
