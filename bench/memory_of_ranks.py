@@ -4,7 +4,7 @@ copy divided among all of them: no weights are needed, and no GPU.
 A pass has one rollout of 512 + 8,000 tokens, layers are recomputed, and weights are bfloat16. `-`
 is more than the 78 GiB that a GPU of 80 GB leaves.
 
-    python bench/memory_of_ranks.py [--only 8B]
+    python bench/memory_of_ranks.py [--only 8B] [--optimizer adamw8bit]
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ MODELS: dict[str, dict[str, object]] = {
 }
 
 
-def row(name: str) -> tuple[int, list[int], int]:
+def row(name: str, optimizer: str) -> tuple[int, list[int], int]:
     """A model's parameters, the bytes of a rank for each of `RANKS`, and of all ranks' copies for a
     checkpoint in host memory."""
     from transformers import Qwen3Config, Qwen3MoeConfig
@@ -83,6 +83,7 @@ def row(name: str) -> tuple[int, list[int], int]:
             "train.micro_tokens": 8512,
             "train.recompute_activations": "true",
             "train.ranks": RANKS[0],
+            "train.optimizer": optimizer,
         }
         config = load(None, [f"{key}={value}" for key, value in settings.items()], {})
         found: list[int] = []
@@ -106,13 +107,14 @@ def row(name: str) -> tuple[int, list[int], int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="models whose name has this")
+    parser.add_argument("--optimizer", default="adamw", help="train.optimizer")
     args = parser.parse_args()
     print(
         f"{'GiB a rank':18}{'billions':>9}" + "".join(f"{ranks:>8}" for ranks in RANKS) + "   copy"
     )
     for name in MODELS:
         if args.only in name:
-            count, found, copied = row(name)
+            count, found, copied = row(name, args.optimizer)
             cells = (f"{size / GIB:8.1f}" if size <= MOST else f"{'-':>8}" for size in found)
             print(f"{name:18}{count / 1e9:9.1f}{''.join(cells)}{copied / GIB:7.0f}", flush=True)
 
