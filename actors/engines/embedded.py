@@ -23,7 +23,11 @@ class Embedded(EngineKind):
     """`engine.kind = "embedded"`."""
 
     capabilities = Capabilities(
-        keeps_averages=True, direct_transport="direct", widens=True, records_routing=True
+        keeps_averages=True,
+        direct_transport="direct",
+        widens=True,
+        records_routing=True,
+        sees_images=True,
     )
 
     @classmethod

@@ -44,6 +44,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """True if its chunks bring the experts of tokens (`Chunk.routing`). Without it
     `train.router_replay` is refused."""
 
+    sees_images: bool = False
+    """True if it shows a prompt's images (`Request.images`) to its model. Without it prompts with
+    images are refused."""
+
     tables: frozenset[str] = frozenset()
     """Tables of run.toml for it alone, such as `engine.sglang`. Settings of another engine's table
     have no effect, which is reported."""

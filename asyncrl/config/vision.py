@@ -4,6 +4,7 @@ seen that the data has images."""
 from __future__ import annotations
 
 from asyncrl.config.cluster import joined
+from asyncrl.config.engines import capabilities
 from asyncrl.config.schema import Config
 
 
@@ -15,7 +16,10 @@ def unseen(config: Config) -> str:
     """
     engine = config.engine
     reasons = (
-        (engine.kind != "embedded", "by embedded engines alone: set engine.kind to embedded"),
+        (
+            not capabilities(engine.kind).sees_images,
+            f"by no engine of the kind {engine.kind}: set engine.kind to embedded",
+        ),
         (engine.compile, "by uncompiled engines alone: set engine.compile to false"),
         (joined(config), "on one machine alone: take the other machines of cluster out"),
         (
@@ -31,16 +35,12 @@ def untrained(config: Config) -> str:
     """The reason why a trainer does not read images with these settings, and what to set; empty if
     it does.
 
-    >>> untrained(Config(model={"dtype": "bfloat16"}))
-    'images are read in float32 alone: set model.dtype to float32'
+    >>> untrained(Config())
+    ''
     """
-    model = config.model
-    reasons = (
-        (model.rounding != "none", "without rounding: set model.rounding to none"),
-        (model.dtype != "float32", "in float32 alone: set model.dtype to float32"),
-        (
-            model.train_vision and model.lora.rank,
-            "by a tower that adapters leave as it is: set model.train_vision to false",
-        ),
-    )
-    return next((f"images are read {why}" for holds, why in reasons if holds), "")
+    if config.model.train_vision and config.model.lora.rank:
+        return (
+            "images are read by a tower that adapters leave as it is: set model.train_vision to "
+            "false"
+        )
+    return ""

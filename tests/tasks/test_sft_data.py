@@ -295,8 +295,10 @@ def test_images_of_rows_are_shown_and_no_part_is_learned(tmp_path: Path) -> None
         assert first.trained == learned and first.images == second.images == ("ab" * 32,)
         assert not any(m for i, m in zip(shown, first.mask, strict=True) if i < 0)
     assert len(set(kept)) == 1
-    bad = supervised_run(Config(task=task, model={"dtype": "bfloat16", "path": "m"}))
-    with pytest.raises(TaskError, match="line 1 has an image, and images are read in float32"):
+    bad = supervised_run(
+        Config(task=task, model={"train_vision": True, "lora": {"rank": 4}, "path": "m"})
+    )
+    with pytest.raises(TaskError, match="line 1 has an image, and images are read by a tower"):
         open_sft_data(bad, tokenizer)
     (tmp_path / "a.png").unlink()
     with pytest.raises(TaskError, match=r"line 1 cannot be learned: its image .*a\.png cannot be"):
