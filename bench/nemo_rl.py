@@ -9,6 +9,12 @@ examples/configs/recipes/llm/performance). Ours: the preset's engine and trainer
 trained token, as NeMo-RL computes log-probabilities once more; lengths lognormal with sigma 0.5,
 cut at 4,096, which no page states.
 
+On policy the same devices generate, and then train: nothing of a step is trained while the rest of
+it is generated, as asyncrl's trainer does beside its engines. So generation is forecast with a
+trainer that takes no time for a token, and the training of the step is added. A step is four
+updates (the table's T-GBS of 512). Left out are what passes devices from one side to the other,
+and longer tails than these lengths have: a step of the 8B waits for its last responses.
+
     python bench/nemo_rl.py
 """
 
@@ -25,6 +31,8 @@ from asyncrl.sizing.forecast import Cluster, forecast
 from asyncrl.sizing.presets import MODELS, engine_of, preset, token_us
 
 SAMPLES, MEMBERS, LONGEST, PROMPT = 2048, 32, 4096, 100
+UPDATE_S, UPDATES = 2.0, 4
+"""Seconds of an optimizer step, as a preset has it; and of these in a step."""
 
 
 class PublishedStep(NamedTuple):
@@ -51,7 +59,7 @@ ROWS = (
 
 
 def forecast_s(row: PublishedStep) -> float:
-    """Seconds of a step, forecast."""
+    """Seconds of a step, forecast: on policy those of generation, and then those of training."""
     sides = 1 + bool(row.ahead)
     engines, trainers = row.devices // sides // row.of_engine, row.devices // sides
     config = msgspec.convert(
@@ -75,14 +83,16 @@ def forecast_s(row: PublishedStep) -> float:
         Config,
     )
     model, mean = MODELS[row.model], row.tokens - PROMPT
+    trained_us = 4 / 3 * token_us("h100", model)
     lengths = LengthModel(mean=1.15 * mean if mean > 2000 else mean, sigma=0.5, prompt=PROMPT)
     models = ClusterModel(
         engine=engine_of(DEVICES["h100"], model, context=PROMPT + mean / 2, devices=row.of_engine),
         length=lengths,
-        trainer=TrainerModel(token_us=4 / 3 * token_us("h100", model), step_s=2.0),
+        trainer=TrainerModel(token_us=trained_us if row.ahead else 0.0, step_s=UPDATES * UPDATE_S),
         network=preset(f"h100-{row.model}", config).network,
     )
-    return forecast(config, models, Cluster(engines, trainers), 4.0).step_s
+    after = 0.0 if row.ahead else 1e-6 * trained_us * SAMPLES * mean / trainers
+    return forecast(config, models, Cluster(engines, trainers), 4.0).step_s + after
 
 
 def main() -> None:

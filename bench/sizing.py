@@ -1,5 +1,5 @@
-"""Forecasts against reality: five short real runs of the main job, the models fitted from the first
-and a run of fewer slots (`asyncrl calibrate`), and every run forecast from them.
+"""Forecasts against reality: five short real runs of the main job, the models fitted from three of
+them (`asyncrl calibrate`), and every run forecast from them.
 
 Seconds a step, idle shares and mean lag, real and forecast; the first fifth of a run is left out.
 The learning rate is next to nothing, so that the policy, its lengths and what the filter leaves out
@@ -25,16 +25,18 @@ from asyncrl.sizing.cluster_models import render_models
 from asyncrl.sizing.forecast import Cluster, Forecast, forecast
 
 ROOT = Path(__file__).parents[1]
-FIRST, FEWER = "as run.toml", "fewer slots"
+FIRST, FEWER, SMALLER = "as run.toml", "fewer slots", "half the rollouts"
 SETTINGS: Mapping[str, Mapping[str, object]] = {
     FIRST: {},
     FEWER: {"engine.slots": 32},
     "half the groups": {"train.batch_groups": 16},
     "depth 2": {"staleness.depth": 2},
-    "half the rollouts": {"rollout.group_size": 4},
+    SMALLER: {"rollout.group_size": 4},
     "on policy": {"staleness.depth": 0, "staleness.max_lag": 0},
 }
 """The settings of each run besides run.toml's."""
+FITTED = (FIRST, FEWER, SMALLER)
+"""Those that the models are fitted to: the last tells a micro-batch's cost from its tokens'."""
 VIRTUAL_STEPS = 100
 
 
@@ -63,14 +65,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--only", default="", help="run those whose names contain this")
     args = parser.parse_args()
-    wanted = [name for name in SETTINGS if args.only in name or name in (FIRST, FEWER)]
+    wanted = [name for name in SETTINGS if args.only in name or name in FITTED]
     with tempfile.TemporaryDirectory() as name:
         runs = dict[str, Path]()
         for which in wanted:
             directory = Path(name) / which.replace(" ", "-")
             runs[which] = run(directory, SETTINGS[which], args.steps)
             print(f"{which:<20} load {os.getloadavg()[0]:.1f}", flush=True)
-        found = calibrate([runs[FIRST], runs[FEWER]])
+        found = calibrate([runs[which] for which in FITTED])
         print(render_models(found.models, found.notes), flush=True)
         heads = ("s/step", "trainer idle", "engines idle", "mean lag")
         print(f"{'real, forecast':<20}" + "".join(f"{head:>18}" for head in heads))

@@ -139,7 +139,7 @@ class FakeLearner:
         self._added = 0
         self.counts: list[TokenCount] = []
         self.last_rank: LastRank | None = None
-        self.seconds_per_token, self.send_s = 0.0005, 0.02
+        self.seconds_per_token, self.batch_s, self.send_s = 0.0005, 0.0, 0.02
         self.step_s: Callable[[int], float] = lambda version: 0.05
         """Seconds of the step that makes a version."""
         self.computing: Callable[[float], object] = lambda seconds: None
@@ -160,7 +160,7 @@ class FakeLearner:
     ) -> list[TokenCount]:
         self._observer.on_batch(batch, *buffers)
         ids, mask = np.frombuffer(buffers[0], np.int32), np.frombuffer(buffers[2], np.uint8)
-        await self._compute(len(mask) * self.seconds_per_token)
+        await self._compute(self.batch_s + len(mask) * self.seconds_per_token)
         counts, at, place = [], 0, 0
         for sample in batch.samples:
             start, end = (

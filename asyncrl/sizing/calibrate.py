@@ -4,7 +4,7 @@ a part that cannot be fitted from these files is reported, and no number is assu
     lengths    quantiles of the complete training responses in the journal, and the mean prompt
     verdicts   the share of groups that passed the filter, and an estimate for smaller groups
     trainer    its seconds without waits and without the ends of its steps, for each response
-               token that steps took
+               token that steps took, and of runs with other micro-batches for each of these
     engine     a point for each run: the slots that are busy while engines are not idle, and the
                milliseconds in which each of them gets a token, with the reading of prompts
     network    means of the run's publications
@@ -22,8 +22,10 @@ from fractions import Fraction
 from itertools import pairwise
 from math import comb
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.flow import admission_policy
@@ -46,6 +48,8 @@ BEGINNING = 0.2
 """Share of the steps that is left out."""
 LEAST_STEPS = 6
 """Steps of a run that is fitted, at least."""
+APART = 1.2
+"""Ratio of the sizes of runs' micro-batches from which on their cost is told from tokens'."""
 QUANTILES = 20
 """Number of pieces in which the measured lengths are kept."""
 
@@ -76,12 +80,27 @@ class RunPace(msgspec.Struct, frozen=True):
     def step_s(self) -> float:
         return self.seconds / self.steps
 
+    @property
+    def computed_s(self) -> float:
+        """Seconds in which the trainer computed, without the ends of steps."""
+        busy_s = self.seconds * (1 - self.idle_trainer)
+        return max(0.0, busy_s - self.steps * self.optimizer_s)
+
+
+class TrainerSeen(NamedTuple):
+    """The seconds in which a trainer computed, the tokens that it took, and in how many batches."""
+
+    computed_s: float
+    tokens: int
+    batches: int
+
 
 class WorkSeen(msgspec.Struct, frozen=True):
     """Counts from a journal: the `lengths` of complete training responses and those of prompts, in
     tokens; `taken` response tokens by the steps from one version to another; groups that
     passed the filter, and that it dropped; and for each group that was judged whole meanwhile the
-    numbers of its rollouts with equal rewards."""
+    numbers of its rollouts with equal rewards. `batches` is how often the trainer was given
+    some."""
 
     lengths: list[int]
     prompt: float
@@ -89,6 +108,7 @@ class WorkSeen(msgspec.Struct, frozen=True):
     passed: int
     filtered: int
     alike: list[list[int]]
+    batches: int = 0
 
 
 def calibrate(runs: Sequence[Path]) -> Calibration:
@@ -97,10 +117,14 @@ def calibrate(runs: Sequence[Path]) -> Calibration:
     first = runs[0]
     config, pace, seen, summary = _read(first)
     points, notes = dict[float, float](), [f"Fitted by `asyncrl calibrate` from {first}."]
+    ranks, trained = max(1, config.train.ranks), list[TrainerSeen]()
     for run in runs:
-        run_config, run_pace, *_ = (config, pace) if run == first else _read(run)
+        own = (config, pace, seen, summary)
+        run_config, run_pace, run_seen, _ = own if run == first else _read(run)
+        if max(1, run_config.train.ranks) == ranks:
+            trained.append(TrainerSeen(run_pace.computed_s, run_seen.taken, run_seen.batches))
         busy, ms = engine_point(run_config, run_pace)
-        points[busy] = ms
+        points.setdefault(busy, ms)
     rising = sorted(points.items())
     for (_, low), (slots, high) in pairwise(rising):
         if high < low:
@@ -114,9 +138,12 @@ def calibrate(runs: Sequence[Path]) -> Calibration:
             "long with any number. Give runs with other engine.slots, too."
         )
     notes.append("engine: prefill is part of decode_ms; its KV room is not known.")
-    busy_s = pace.seconds * (1 - pace.idle_trainer) - pace.steps * pace.optimizer_s
-    token_us = 1e6 * max(0.0, busy_s) / max(1, seen.taken)
-    ranks = max(1, config.train.ranks)
+    token_us, batch_s = trainer_costs(trained)
+    if not batch_s:
+        notes.append(
+            "trainer: what a micro-batch takes beside its tokens is part of token_us. Give runs "
+            "with another rollout.group_size, too."
+        )
     if pace.idle_trainer < 0.02:
         notes.append("trainer: it was never idle, so its tokens include short waits.")
     network = NetworkModel(publication_s=0.02)
@@ -132,7 +159,7 @@ def calibrate(runs: Sequence[Path]) -> Calibration:
     models = ClusterModel(
         engine=EngineModel(decode_ms=rising),
         length=LengthModel(quantiles=quantiles(seen.lengths), prompt=round(seen.prompt)),
-        trainer=TrainerModel(token_us=token_us * ranks, step_s=pace.optimizer_s),
+        trainer=TrainerModel(token_us=token_us * ranks, step_s=pace.optimizer_s, batch_s=batch_s),
         network=network,
         verdict=verdict,
     )
@@ -217,7 +244,7 @@ def work_seen(events: Iterator[tuple[int, AnyEvent]], begin: int, end: int) -> W
     alike: list[list[int]] = []
     lengths: list[int] = []
     prompts: list[int] = []
-    taken = filtered = version = 0
+    taken = filtered = version = batches = 0
     passed, size = Fraction(), 1
     for _, event in events:
         match event:
@@ -247,6 +274,7 @@ def work_seen(events: Iterator[tuple[int, AnyEvent]], begin: int, end: int) -> W
                 if seen.judged and begin <= version < end:
                     alike.append([*Counter(seen.rewards).values()])
             case e.Taken() if begin <= event.step < end:
+                batches += 1
                 taken += sum(tokens.get(rollout, 0) for rollout in event.rollouts)
                 for rollout in (*event.rollouts, *event.left_out):
                     passed += Fraction(1, group_of[rollout].size if rollout in group_of else size)
@@ -255,7 +283,28 @@ def work_seen(events: Iterator[tuple[int, AnyEvent]], begin: int, end: int) -> W
             case e.Published():
                 version = event.version
     mean = sum(prompts) / len(prompts) if prompts else 0.0
-    return WorkSeen(lengths, mean, taken, int(passed), filtered, alike)
+    return WorkSeen(lengths, mean, taken, int(passed), filtered, alike, batches)
+
+
+def trainer_costs(seen: Sequence[TrainerSeen]) -> tuple[float, float]:
+    """Microseconds of a token, and seconds that a micro-batch takes beside its tokens: of several
+    runs those of the least squares, if the sizes of their micro-batches lie APART; else all is the
+    first one's tokens'.
+
+    >>> trainer_costs([TrainerSeen(3.0, 10_000, 20), TrainerSeen(2.5, 5_000, 20)])
+    (100.0, 0.1)
+    >>> trainer_costs([TrainerSeen(3.0, 10_000, 20)])
+    (300.0, 0.0)
+    """
+    first = 1e6 * seen[0].computed_s / max(1, seen[0].tokens)
+    sizes = [one.tokens / one.batches for one in seen if one.batches and one.tokens]
+    if not sizes or max(sizes) < APART * min(sizes):
+        return first, 0.0
+    work = np.array([[one.tokens, one.batches] for one in seen], float)
+    (token_s, batch_s), *_ = np.linalg.lstsq(work, [one.computed_s for one in seen], rcond=None)
+    if token_s < 0 or batch_s < 0:
+        return first, 0.0
+    return round(1e6 * float(token_s), 6), round(float(batch_s), 9)
 
 
 def verdict_model(seen: WorkSeen) -> tuple[VerdictModel, list[str]]:

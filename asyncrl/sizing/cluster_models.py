@@ -143,10 +143,12 @@ class LengthModel(ModelStruct, frozen=True):
 
 class TrainerModel(ModelStruct, frozen=True):
     """A trainer: one device takes `token_us` microseconds for a response token, several share the
-    tokens evenly, and the end of a step takes `step_s` seconds whatever their number."""
+    tokens evenly, and the end of a step takes `step_s` seconds whatever their number, as a
+    micro-batch takes `batch_s` beside its tokens."""
 
     token_us: NotNegative
     step_s: NotNegative = 0.0
+    batch_s: NotNegative = 0.0
 
 
 class NetworkModel(ModelStruct, frozen=True):

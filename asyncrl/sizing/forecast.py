@@ -180,6 +180,7 @@ def scaled(
             models.trainer,
             token_us=models.trainer.token_us * grain / tempo,
             step_s=models.trainer.step_s / tempo,
+            batch_s=models.trainer.batch_s / tempo,
         ),
         network=NetworkModel(
             publication_s=models.network.send_s / tempo, swap_s=models.network.swap_s / tempo
@@ -216,6 +217,7 @@ def forecast(
     trainers = cluster.trainers * own.rollout.actors / cluster.engines
     tempo = tempo_of(own, models, own.rollout.actors, trainers, effort)
     small, fitted = scaled(own, models, grain, tempo, effort.chunks)
+    fitted = _with_all_batches(fitted, cluster.engines / own.rollout.actors)
     stop = PrecisionStop(effort, max_lag(config))
     meter = Meter(lambda: world.actor_seconds(), stop=stop.enough)
     world = ModelledWorld(small, meter, fitted, trainers, beat_of(small, fitted, effort))
@@ -245,6 +247,13 @@ def forecast(
         spread=apart if math.isfinite(apart) else None,
         whole=not halted(),
     )
+
+
+def _with_all_batches(models: ClusterModel, part: float) -> ClusterModel:
+    """Models of one of `part` parts of a cluster, which has as few of the micro-batches: what each
+    takes beside its tokens is shared by no trainers, so the part has it for all."""
+    trainer = msgspec.structs.replace(models.trainer, batch_s=models.trainer.batch_s * part)
+    return msgspec.structs.replace(models, trainer=trainer)
 
 
 def _part_of(config: Config, engines: int, part: int) -> Config:

@@ -195,7 +195,7 @@ class ModelledWorld(FakeWorld):
 
     def make_learner(self, process: SimProcess) -> FakeLearner:
         learner = super().make_learner(process)
-        learner.computing = self._computing
+        learner.computing, learner.batch_s = self._computing, self._models.trainer.batch_s
         return learner
 
     def _computing(self, seconds: float) -> None:

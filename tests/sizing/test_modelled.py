@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,9 @@ from trio.testing import MockClock
 
 from asyncrl.config import ConfigError, load
 from asyncrl.engines.protocol import Chunk, Request
+from asyncrl.messages import MicroBatch
+from asyncrl.simulation import policy
+from asyncrl.simulation.fake_learner import FakeLearner
 from asyncrl.simulation.scripted_agents import ScriptedAgents
 from asyncrl.sizing.cluster_models import (
     ClusterModel,
@@ -426,3 +430,12 @@ def test_where_all_engines_were_lent_nothing_is_forecast() -> None:
     models = models_of(LengthModel(mean=10), 1.0)
     with pytest.raises(ConfigError, match=r"--engines: 1.* one at least needs devices of its own"):
         forecast(config, models, Cluster(1, 1), 1.0)
+
+
+def test_a_micro_batch_takes_its_time_however_few_its_tokens() -> None:
+    observer, heard = SimpleNamespace(on_batch=lambda *_: None), list[float]()
+    learner = FakeLearner(0, policy.initial(0), observer, {}, None)  # type: ignore[arg-type]
+    learner.batch_s, learner.computing = 0.25, heard.append
+    clock = MockClock(autojump_threshold=0)
+    trio.run(learner.accumulate, MicroBatch(0, 0, [], {}), [b"", b"", b""], clock=clock)
+    assert heard == [0.25]

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import trio
 from hostile import HOSTILE_SUMMARY, hostile_status
-from look_support import evaluation, life, make_journal, make_run, status, step
+from look_support import evaluation, ids_of, life, make_journal, make_run, status, step
 from report_support import Parsed, whole_run
 
 from asyncrl.agents.printed import AttemptOutput, PrintedFile
@@ -308,6 +308,31 @@ def test_all_rollouts_are_reached_from_the_table_and_the_best_of_all_found(tmp_p
     assert kept.one(7, end) == seven and kept.one(7, None) is None and kept.one(8, end) is None
     named = Parsed(older(kept, first.older, "", True, f"prompt {seven.prompt_index}, no such"))
     assert not [name for name, _ in named.attributes if name == "data-open"]
+
+
+@pytest.fixture
+def lying(tmp_path: Path) -> Path:
+    """A run whose rollout says that a step left out tokens which nothing has."""
+    run, ids = make_run(tmp_path / "r"), ids_of("abc")
+    lies = {"icepop": [(-9, 2**60), (3, 1)], "<script>": [(0, 2**62)] * 5000}
+    ended = [e.Taken(0, [0]), e.Trained(0, 1, {"icepop": 2}, lies)]
+    behind = e.Admitted(1, 1, 1, "train", 3, ids, 9)
+    make_journal(run, [e.Published(0)], life(0, text="abc", end=False), [*ended, behind])
+    return run
+
+
+async def test_a_look_that_nobody_can_take_is_refused_and_places_may_be_any_numbers(
+    lying: Path,
+) -> None:
+    app, last = app_of(lying), "9" * 18
+    seen = await ask(app, "/rollout/0/")
+    assert seen.status == 200 and b"<script>" not in seen.body and b"left out" in seen.body
+    assert (await ask(app, "/older/7/reward/down/a, [(*<script>")).status == 200
+    for path in (
+        *("older/", "older/7", "older/x/reward/down/", "older/-1/a/b/c", f"older/{last}9/a/b/c"),
+        *("rollout/", "rollout/x/3", "rollout/7/3", f"rollout/7/{last}", f"older/{last}/a/b/c"),
+    ):
+        assert (await ask(app, f"/{path}")).status == 404, path
 
 
 def test_only_loopback_needs_no_key() -> None:
