@@ -71,6 +71,7 @@ WAYS = {
     "plain": Way(Fixed(8, 8)),
     "half": Way(Fixed(4, 4)),
     "twice": Way(Fixed(16, 16)),
+    "eightfold": Way(Fixed(64, 64)),
     "half_step": Way(Fixed(8, 8), groups=GROUPS // 2),
     "no_filter": Way(Fixed(8, 8), filters=False),
     "no_filter_2": Way(Fixed(8, 8), filters=False, groups=2 * GROUPS),
