@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import tomli_w
@@ -36,6 +37,8 @@ from asyncrl.staleness.corrections import Correction
 from asyncrl.words import beyond_reading
 
 PREFIX = "ASYNCRL_"
+ROOM_FOR_AGENTS = MappingProxyType({"engine.context_tokens": 2048, "rollout.max_new_tokens": 512})
+"""Sizes with an agent, unless either is set: the bundled model holds no more."""
 BYTES = 2**20
 """Bytes of a run.toml, at most."""
 DEPTH = 32
@@ -75,6 +78,7 @@ def load_settings(
         _forget_params_of_another_task(settings, values)
         for setting in settings:
             _put(_found_from(folder, setting), values, sources)
+    _make_room_for_agents(values, sources)
     return _build(values, sources)
 
 
@@ -327,6 +331,13 @@ def _forget_params_of_another_task(settings: Sequence[Setting], values: dict[str
     named = [setting.value for setting in settings if setting.path == ("task", "name")]
     if named and named[-1] != values.get("task.name", Config().task.name):
         values.pop("task.params", None)
+
+
+def _make_room_for_agents(values: dict[str, Any], sources: dict[str, str]) -> None:
+    """Give an agent whose run sets no size room for a system's prompt, tools and turns."""
+    if values.get("agent.run") and not ROOM_FOR_AGENTS.keys() & values.keys():
+        values |= ROOM_FOR_AGENTS
+        sources |= dict.fromkeys(ROOM_FOR_AGENTS, "the default with an agent")
 
 
 def _found_from(folder: Path, setting: Setting) -> Setting:

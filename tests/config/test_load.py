@@ -279,6 +279,23 @@ def test_malformed_sets_are_refused(text: str) -> None:
     assert refusal(None, text).startswith("--set ")
 
 
+def test_an_agent_has_room_unless_a_size_is_set(tmp_path: Path) -> None:
+    """Also the agents of a game; and what is written is read back."""
+    agent = "agent.run=http"
+    for sets, sizes in (
+        ([agent], (2048, 512)),
+        ([], (256, 32)),
+        ([agent, "engine.context_tokens=96"], (96, 32)),
+        ([agent, "rollout.max_new_tokens=64"], (256, 64)),
+    ):
+        config = load(None, sets, {})
+        assert (config.engine.context_tokens, config.rollout.max_new_tokens) == sizes
+        write(config, tmp_path / "run.toml")
+        assert read(tmp_path / "run.toml") == config
+    said = refusal(None, agent, "train.micro_tokens=512")
+    assert "engine.context_tokens is 2048 (the default with an agent)" in said
+
+
 def test_a_free_value_is_no_table() -> None:
     assert "task.params.a is 1" in refusal(None, "task.params.a=1", "task.params.a.b=2")
 

@@ -150,7 +150,15 @@ class EngineConfig(Section, frozen=True):
         ),
     ] = 0
     context_tokens: Annotated[
-        int, BASIC, Meta(ge=8, description="most tokens of prompt and response together")
+        int,
+        BASIC,
+        Meta(
+            ge=8,
+            description=(
+                "most tokens of prompt and response together (2,048 with an agent, if "
+                "rollout.max_new_tokens is not set either)"
+            ),
+        ),
     ] = 256
     kv: Annotated[
         Literal["keep", "recompute"],

@@ -43,7 +43,17 @@ class RolloutConfig(Section, frozen=True):
     k_min: Annotated[
         int, Meta(ge=1, description="fewest verdicts with which a group is trained")
     ] = 2
-    max_new_tokens: Annotated[int, BASIC, Meta(ge=1, description="most tokens in a response")] = 32
+    max_new_tokens: Annotated[
+        int,
+        BASIC,
+        Meta(
+            ge=1,
+            description=(
+                "most tokens in a response, or in all of an agent's (512 with an agent, if "
+                "engine.context_tokens is not set either)"
+            ),
+        ),
+    ] = 32
     temperature: Annotated[
         float, BASIC, Meta(gt=0, description="sampling temperature; evaluation is greedy")
     ] = 1.0

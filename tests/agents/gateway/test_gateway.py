@@ -392,10 +392,11 @@ async def test_ids_as_a_prompt_are_the_context(tokenizer: Tokenizer, virtual: Mo
         await engine.load(0, None)
         body = (await client.post(TEXT, json={"model": MODEL, "prompt": [1, 2, END_ID]})).json()
         assert body["object"] == "text_completion" and body["choices"][0]["text"] == "x"
-        assert (
-            await client.post(TEXT, json={"model": MODEL, "prompt": ["one"]})
-        ).status_code == 200
-        for prompt in ([1, 260], [3_000_000_000], [-1], [], [1, "a"], ["a", "b"], "", [[1]]):
+        for prompt in (["one"], [[1]]):  # one prompt, in the form of several
+            response = await client.post(TEXT, json={"model": MODEL, "prompt": prompt})
+            assert response.status_code == 200
+        bad: list[Any] = [[1, 260], [3_000_000_000], [-1], [], [1, "a"], ["a", "b"], ""]
+        for prompt in (*bad, [[]], [[1], [2]], [[1, "a"]], [[1], 2]):
             response = await client.post(TEXT, json={"model": MODEL, "prompt": prompt})
             assert response.status_code == 400 and response.json()["error"]["message"], prompt
         refused(
