@@ -98,10 +98,11 @@ def loaded(section: Section, folder: Path) -> Config:
 def test_the_page_has_a_section_for_each_thing() -> None:
     things = (
         *("correction", "objective", "advantage", "credit", "group weight"),
-        *("minibatch rule", "curriculum"),
+        *("minibatch rule", "optimizer", "curriculum"),
         *(
             "sizing",
             "filter",
+            "league rule",
             "keep rule",
             "prune rule",
             "fork rule",
