@@ -80,7 +80,8 @@ def checked_game(
         config = replace(config, run=replace(config.run, dir=str(run)))
         try:
             if config.game.frozen:
-                configs[name] = checked_past(config, console)
+                host = next(iter(configs.values()))  # whose data is counted by now
+                configs[name] = checked_past(replace(config, task=host.task), console)
                 continue
             configs[name] = checked(
                 config, run if resumes else None, console, None, architecture=architecture
