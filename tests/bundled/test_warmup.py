@@ -165,6 +165,7 @@ OTHER: dict[str, dict[str, dict[str, Any]]] = {
         "reward": {"reward": "exact"},
         "template": {"template": "Please: {question}"},
         "train_size": {"train_size": 5},
+        "image_hosts": {"image_hosts": ("example.org",)},
     },
     "mix": {
         "mix, other labels": {"mix": {"b": {}, "a": LETTERS}, "weights": {"b": 1.0}},
