@@ -69,7 +69,7 @@ class World:
         """Status, digest and body of an answer."""
         found: list[Any] = []
         headers = [(b"host", b"localhost")] + [(b"if-none-match", digest)] * bool(digest)
-        scope = {"method": "GET", "path": f"/part/{name}", "headers": headers}
+        scope = {"method": "GET", "raw_path": f"/part/{name}".encode(), "headers": headers}
 
         async def send(event: Any) -> None:
             found.append(event)
