@@ -90,9 +90,12 @@ def test_four_ranks_then_two_then_one_are_one(
     one, expected = tmp_path / "one", Weights()
     for start in (None, one / "checkpoints/step-000002", one / "checkpoints/step-000004"):
         expected = two_steps(None, one, tokenizer, dtype, start)
-    to = 1e-5 if dtype == torch.float32 else 3e-2  # of at most 6e-2
     for name, array in expected.items():
-        assert np.abs(found[name] - array).max() <= to, name
+        apart = np.abs(found[name] - array)
+        if dtype == torch.float32:
+            assert apart.max() <= 1e-5, name
+        else:  # where a gradient is near 0, its rounding may turn a single step of Adam around
+            assert apart.mean() <= 1e-3, name  # of the 1e-2 or more that they moved
 
     published = AutoModelForCausalLM.from_pretrained(second)
     assert published.dtype == dtype
