@@ -16,9 +16,10 @@ from msgspec.structs import replace
 from scripted_parts import VOCABULARY
 from scripted_world import ScriptedWorld, configured
 
-from asyncrl.actors.coordinator.chunk_validation import SUSPECT, defects, fits
+from asyncrl.actors.coordinator.chunk_validation import SUSPECT, defects, fits, misrouted
 from asyncrl.engines.protocol import Chunk, Emit
 from asyncrl.experience import events as e
+from asyncrl.experience.call import Call
 from asyncrl.messages import ChunkHead, Chunks, Hello, Replace
 from asyncrl.simulation.sim_process import SimProcess
 
@@ -62,6 +63,24 @@ def garbling(
 
     world.make_engine = engine  # type: ignore[method-assign, assignment]
     return frames
+
+
+@pytest.mark.parametrize(
+    ("held", "width", "count", "routed", "bad"),
+    [
+        (0, 4, 2, 5, False),  # the first routing, of all five tokens
+        (3 * 4, 4, 2, 2, False),
+        (3 * 4, 2, 2, 2, True),  # of another width than that of the three tokens held
+        (3 * 4, 4, 2, 6, True),  # of a sixth token, where there are five
+        (3 * 4, 4, 0, 3, False),  # of earlier tokens alone
+    ],
+)
+def test_experts_that_cannot_be_those_of_a_call(
+    held: int, width: int, count: int, routed: int, bad: bool
+) -> None:
+    call = Call(7, 1, 16, ids=bytearray(3 * 4), routing=bytearray(held))
+    head = ChunkHead(7, 1, 0, start=3, count=count, finish="", routed=routed)
+    assert misrouted(head, call, width) == bad
 
 
 def replaced(world: ScriptedWorld) -> list[str]:

@@ -39,6 +39,12 @@ def group(members: Sequence[LiveMember], asked: int = 0) -> LiveGroup:
     return LiveGroup(asked_about, asked, PromptFacts(), KNOWN, len(KNOWN))
 
 
+@pytest.mark.parametrize(("rate", "odds"), [(0.2, -1.3863), (0.75, 1.0986), (0.0, 0.0), (1.0, 0.0)])
+def test_what_a_prediction_weighs(rate: float, odds: float) -> None:
+    found = features(Beginning(255, -0.5, 0.25, rate))
+    assert found == pytest.approx([1.0, -0.5, 1.0, 0.25, odds], abs=1e-4)
+
+
 def test_a_likely_failure_goes_on_by_a_draw() -> None:
     rule = Unlikely(0.9)
     assert rule.ends(group([member(True)])) is None
