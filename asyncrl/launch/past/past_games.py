@@ -2,7 +2,7 @@
 the requests of the engine come out.
 
 There is no journal, as nothing here is trained: an attempt at a game is forgotten with the process,
-and the next one begins anew. Its draws are the same, and its host has noted what was answered.
+and the next one starts over. Its draws are the same, and its host has noted what was answered.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ class D3s(MemberAdvantage):
 
 
 def most_varied(ordered: Sequence[float], count: int) -> int:
-    """How many of the last of some `ordered` numbers vary most, together with as many of the first
-    as make `count`."""
+    """The number of last values of `ordered` that vary most, together with as many first ones as
+    make `count`."""
     sums = [0.0, *accumulate(ordered)]
     squares = [0.0, *accumulate(value * value for value in ordered)]
 
