@@ -303,8 +303,9 @@ FOLDERS = ("checkpoints", "logs", "model", "initial", "sinks", "servers", "tls")
 def _swapped(draw: random.Random, folder: Path, model: Path) -> Case:
     """A folder with something in it in the place of a file, or a file in the place of a folder."""
     run = copied(folder, model)
-    for _ in range(draw.randint(1, 3)):
-        if draw.random() < 0.6:
+    kinds = sorted(draw.choices(("file", "folder"), (3, 2), k=draw.randint(1, 3)))
+    for kind in kinds:  # files first: one may lie in a folder that is replaced
+        if kind == "file":
             path = run / draw.choice([*READ, *WRITTEN])
             no_file(path, "folder")
             (path / "inside").write_text("x")
