@@ -17,6 +17,7 @@ transaction is open, and is truncated to `WAL_BYTES` after it.
 from __future__ import annotations
 
 import sqlite3
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import islice
@@ -281,7 +282,7 @@ class SqliteHistory:
             return
         if not self._path.is_file():
             raise JournalError(f"there is no journal at {self._path}; put it back")
-        uri = f"{self._path.absolute().as_uri()}?mode=ro"
+        uri = _read_only(self._path)
         with (
             errors(self._path),
             closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_S)) as file,
@@ -300,7 +301,7 @@ def copy(path: Path, target: Path) -> None:
     """Write the journal as it is at one moment into the file `target`, which is replaced; its
     writer goes on meanwhile. Raises JournalError."""
     target.unlink(missing_ok=True)
-    uri = f"{path.absolute().as_uri()}?mode=ro"
+    uri = _read_only(path)
     with (
         errors(path),
         closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S)) as source,
@@ -309,6 +310,24 @@ def copy(path: Path, target: Path) -> None:
         source.backup(made)
         # one file, not three: it gets its name by a rename
         made.execute("PRAGMA journal_mode = DELETE")
+
+
+def _read_only(path: Path) -> str:
+    """Return the URI of a connection that reads. Also such a connection writes into the index of
+    the log, where readers note how far they read, so that file must be the journal's own. Raises
+    JournalError."""
+    index = path.with_name(path.name + "-shm")
+    try:
+        status = index.lstat()
+    except OSError:  # it is not there yet
+        pass
+    else:
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            raise JournalError(
+                f"{index} is a link, or no file of its own, and whoever reads the journal writes "
+                "into it: remove it"
+            )
+    return f"{path.absolute().as_uri()}?mode=ro"
 
 
 def _open(path: Path, run: str) -> tuple[sqlite3.Connection, int]:

@@ -935,6 +935,25 @@ def test_what_somebody_put_into_a_journal_is_refused(path: Path, kind: str) -> N
         SqliteHistory(path).snapshots()
 
 
+def test_reading_writes_into_no_file_of_somebody_else(path: Path, tmp_path: Path) -> None:
+    """A reader notes in the log's index how far it reads, also a read-only one."""
+    victim = tmp_path / ".profile"
+    victim.write_text("echo hello\n")
+    open_once(path)
+    index = path.with_name(f"{path.name}-shm")
+    index.hardlink_to(victim)
+    for read in (
+        lambda: list(journal.read(path)),
+        lambda: SqliteHistory(path).snapshots(),
+        lambda: copy(path, tmp_path / "copy"),
+    ):
+        with pytest.raises(JournalError, match="-shm is a link, or no file of its own"):
+            read()
+    assert victim.read_text() == "echo hello\n"
+    index.unlink()
+    assert list(journal.read(path)) == []
+
+
 def test_a_bomb_of_generated_data_is_not_read(path: Path) -> None:
     """12 KB that were 36 GB as soon as anybody asked."""
     open_once(path)
