@@ -74,10 +74,18 @@ class ServerKind(EngineKind):
 
     @classmethod
     def _check_entries(cls, config: Config) -> None:
-        """Check that config.json has what the server reads in those that are published."""
+        """Check that config.json has what the server reads in those that are published, and that
+        the model divides among the server's devices."""
         from asyncrl.engines.servers.config_entries import missing_entry
+        from asyncrl.engines.servers.tensor_parts import indivisible
 
-        title = cls.program().package.title
+        title, settings = cls.program().package.title, cls.servers(config).settings
+        parts = settings.tensor_parallel, settings.arguments
+        if config.model.path and (fault := indivisible(_described(config), *parts)):
+            raise ConfigError(
+                f"model.path is {config.model.path!r}, which {fault}: change "
+                f"{cls.table}.{'arguments' if '--e' in fault else 'tensor_parallel'}."
+            )
         if config.model.path and (entry := missing_entry(_described(config), title)):
             raise ConfigError(
                 f"model.path is {config.model.path!r}, and its config.json lacks {entry}, which "

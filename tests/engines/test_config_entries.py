@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from served_families import FAMILIES
 
+from asyncrl.config import ConfigError, load
 from asyncrl.engines.servers.config_entries import missing_entry
+from asyncrl.engines.servers.tensor_parts import indivisible
+from asyncrl.engines.spec import engine_kind
 
 ASKED = {"DeepSeek-V3", "MiniMax-M2", "OLMo 3", "Qwen3-Next", "Qwen3.5", "Qwen3.5-MoE"}
 
@@ -39,3 +43,39 @@ def test_published_ones_of_the_default_interval_need_none() -> None:
 
 def test_families_with_entries_are_known() -> None:
     assert {name for name, family in FAMILIES.items() if family.entries} == ASKED
+
+
+@pytest.mark.parametrize(
+    ("entries", "ranks", "arguments", "said"),
+    [
+        ({"num_attention_heads": 14}, 1, (), ""),
+        ({"num_attention_heads": 14}, 2, (), ""),
+        ({"num_attention_heads": 14}, 4, (), "num_attention_heads = 14, which does not divide"),
+        ({"text_config": {"num_attention_heads": 14}}, 4, (), "num_attention_heads = 14"),
+        ({"intermediate_size": 100}, 8, (), "intermediate_size = 100, which does not divide"),
+        ({"intermediate_size": 100, "moe_intermediate_size": 64}, 8, (), ""),
+        ({"moe_intermediate_size": 100}, 8, (), "moe_intermediate_size = 100"),
+        ({"moe_intermediate_size": 100}, 8, ("--ep-size", "8"), ""),
+        ({"moe_intermediate_size": 100}, 8, ("--ep-size", "2"), ""),
+        ({"num_key_value_heads": 2}, 8, (), ""),
+        ({"num_key_value_heads": 6}, 4, (), "of which 4 ranks can have no equal part"),
+        ({"n_routed_experts": 6}, 4, (), ""),
+        ({"n_routed_experts": 6}, 4, ("--ep-size=4",), "n_routed_experts = 6, which does not div"),
+        ({"num_experts": 8}, 4, ("--ep", "4"), ""),
+        ({"num_attention_heads": "14"}, 4, ("--ep-size", "four"), ""),
+    ],
+)
+def test_what_does_not_divide_among_a_servers_devices_is_named(
+    entries: dict[str, Any], ranks: int, arguments: tuple[str, ...], said: str
+) -> None:
+    found = indivisible(entries, ranks, arguments)
+    assert said in found and bool(said) == bool(found)
+
+
+@pytest.mark.parametrize("kind", ["sglang", "vllm"])
+def test_check_refuses_it(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "config.json").write_text('{"num_attention_heads": 14}')
+    sets = f"engine.kind={kind}", f"engine.{kind}.launch=['python3']", f"model.path={tmp_path}"
+    config = load(None, [*sets, f"engine.{kind}.tensor_parallel=4"], {})
+    with pytest.raises(ConfigError, match=rf"by tensor_parallel = 4: change engine\.{kind}\.tens"):
+        engine_kind(kind).check(config)
