@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.algorithms.advantages import Advantage
+from asyncrl.algorithms.advantages import Advantage, RewardedSamples
 from asyncrl.algorithms.advantages.credit import Credit
-from asyncrl.algorithms.advantages.group_weight import GroupWeight
+from asyncrl.algorithms.advantages.group_weight import GroupWeight, weights_of
 from asyncrl.algorithms.minibatches.minibatch_rule import MinibatchRule
 from asyncrl.algorithms.objectives import Objective
 from asyncrl.algorithms.selection.curriculum import Curriculum
@@ -33,6 +33,7 @@ from asyncrl.config.loss_names import (
 from asyncrl.config.plugins import Registry, in_folder
 from asyncrl.config.selection_names import CURRICULA, FILTERS, KEEPS, REPLAYS, SIZINGS
 from asyncrl.config.strategies import StrategyError, blamed
+from asyncrl.messages import PromptFacts
 from asyncrl.staleness.corrections import Correction
 from asyncrl.training.optimizer_table import OPTIMIZERS
 from asyncrl.training.optimizers import OptimizerRule
@@ -123,6 +124,27 @@ def test_a_name_that_a_member_has_not_is_told_with_those_that_it_has() -> None:
     with pytest.raises(StrategyError) as caught, blamed("keep rule", "mine:Roc"):
         JudgedMember(1.0).failed_calls  # type: ignore[attr-defined]  # noqa: B018
     assert "'failed_calls'; it has calls, cut, failed, keys, logprob, parts, " in str(caught.value)
+    with (
+        pytest.raises(StrategyError, match="it has images, index, label, longest, "),
+        blamed("x", "y"),
+    ):
+        PromptFacts().visits  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(StrategyError) as caught, blamed("keep rule", "mine:Roc"):
         "a text".failed_calls  # type: ignore[attr-defined]  # noqa: B018
     assert "it has" not in str(caught.value)
+
+
+def test_what_asyncrl_refuses_of_a_strategy_has_no_line_of_asyncrl() -> None:
+    """The line would be that of asyncrl's check, which nobody can correct."""
+    given = RewardedSamples([], {}, {}, prompts={4: PromptFacts()})
+
+    class Down(GroupWeight):
+        def of(self, given: RewardedSamples) -> dict[int, float]:
+            return dict.fromkeys(given.prompts, -1.0)
+
+    with pytest.raises(StrategyError) as caught, blamed("group weight", "mine:Down"):
+        weights_of(Down(), given)
+    assert str(caught.value) == (
+        "the group weight 'mine:Down' returns what it may not: the weight of group 4 is -1.0; "
+        "return a finite number of at least 0; correct it, and resume the run."
+    )

@@ -26,12 +26,13 @@ from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.algorithms.advantages.baseline import Prior, shrunk
 from asyncrl.algorithms.advantages.credit import compared
 from asyncrl.algorithms.selection.judged_group import JudgedGroup
-from asyncrl.algorithms.selection.keep import KeepAll, number_kept, positions
+from asyncrl.algorithms.selection.keep import KeepAll
 from asyncrl.config import Config
+from asyncrl.config.asked_rules import kept_places
 from asyncrl.config.flow import max_lag
 from asyncrl.config.losses import credit_of, filter_of, keep_of
 from asyncrl.config.plugins import without_folder
-from asyncrl.config.strategies import StrategyError, blamed
+from asyncrl.config.strategies import blamed
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.events import AnyEvent, Discarded, Dropped
 from asyncrl.experience.group import Group
@@ -175,15 +176,7 @@ class Eligibility:
         if (places := self._kept.get(group.id)) is None:
             name, wanted = self._config.train.keep, self._config.train.keep_members
             draw = random.Random(f"{self._config.run.seed}/keep/{group.key}")
-            with blamed("keep rule", name):
-                count = number_kept(len(scored), wanted)
-                chosen = [*self._keep.choose(judged_members(group), count, draw)]
-            try:
-                places = positions(chosen, len(scored))
-            except ValueError as error:
-                raise StrategyError(
-                    f"the keep rule {name!r} {error}, and resume the run."
-                ) from error
+            places = kept_places(name, self._keep, judged_members(group), wanted, draw)
             self._kept[group.id] = places
         return [scored[place] for place in places]
 

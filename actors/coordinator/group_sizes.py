@@ -10,9 +10,10 @@ from __future__ import annotations
 from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.algorithms.selection.growth import GrowingGroup, GrowingSizing
 from asyncrl.config import Config
+from asyncrl.config.asked_rules import first_size, grown_size
 from asyncrl.config.flow import max_group_size
 from asyncrl.config.selection_names import SIZINGS, grows
-from asyncrl.config.strategies import StrategyError, blamed
+from asyncrl.config.strategies import blamed
 from asyncrl.experience.events import Grown
 from asyncrl.experience.group import Group
 from asyncrl.experience.judged_members import judged_members
@@ -37,15 +38,8 @@ class GroupSizes:
     def first(self, prompt_index: int) -> int:
         """Rollouts with which the next group of a prompt starts. Raises StrategyError for an
         invalid number, or one beyond `most`."""
-        with blamed("sizing", self._name):
-            size = self._rule.size(self._store.experience.history, prompt_index)
-        if not self._may_be(size, 1):
-            raise StrategyError(
-                f"the sizing {self._name!r} gives prompt {prompt_index} a group of {size!r}; "
-                f"return a whole number from 1 to {self.most} (rollout.group_size_max), and resume "
-                "the run."
-            )
-        return size
+        history = self._store.experience.history
+        return first_size(self._name, self._rule, history, prompt_index, self.most)
 
     def decide(self) -> None:
         """Decide for each group whose members are all judged or buried whether it grows. Raises
@@ -61,16 +55,5 @@ class GroupSizes:
         present, members = len(group.members), judged_members(group)
         if self._growing is None or not members:
             return present
-        with blamed("sizing", self._name):
-            size = self._growing.grow(GrowingGroup(present, members, group.prompt_facts))
-        most = min(self.most, group.most)
-        if not self._may_be(size, present) or size > most:
-            raise StrategyError(
-                f"the sizing {self._name!r} lets the group of {present} of prompt "
-                f"{group.prompt_index} grow to {size!r}; return a whole number from {present}, "
-                f"which is no growth, to {most} (rollout.group_size_max), and resume the run."
-            )
-        return size
-
-    def _may_be(self, size: object, least: int) -> bool:
-        return type(size) is int and least <= size <= self.most
+        facts = GrowingGroup(present, members, group.prompt_facts)
+        return grown_size(self._name, self._growing, facts, min(self.most, group.most))

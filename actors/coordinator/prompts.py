@@ -12,6 +12,7 @@ import numpy as np
 from asyncrl.algorithms.selection.curriculum import NextPrompt, PromptOrder
 from asyncrl.algorithms.selection.mixed_order import MixedOrder, TaskPart
 from asyncrl.algorithms.selection.prompt_history import History
+from asyncrl.config.asked_rules import next_prompt
 from asyncrl.config.selection_names import CURRICULA
 from asyncrl.config.strategies import blamed
 from asyncrl.messages import Split
@@ -100,9 +101,9 @@ class PromptSource:
         return self._encoder.embedded
 
     def next(self, history: History, live: Container[int]) -> NextPrompt | None:
-        """Return the training prompt to admit; None when the epochs are over (0 epochs: never)."""
-        with blamed("curriculum", self._name):
-            return self._curriculum.next(history, live)
+        """Return the training prompt to admit; None when the epochs are over (0 epochs: never).
+        Raises StrategyError for a choice that is none of them."""
+        return next_prompt(self._name, self._curriculum, history, live, self._source.size("train"))
 
     def train_item(self, position: int) -> int | None:
         """Return the prompt at a position in the stream; None when the epochs are over."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.advantages.advantage import Advantage, RewardedSamples, Value
-from asyncrl.algorithms.advantages.group_weight import GroupWeight
+from asyncrl.algorithms.advantages.group_weight import GroupWeight, weights_of
 from asyncrl.messages import Sample
 
 
@@ -85,13 +84,7 @@ def sample_weights(weight: GroupWeight, batch: RewardedSamples) -> Tensor:
     >>> sample_weights(EqualWeight(), RewardedSamples([one], {4: [1.0, 0.5]}, {})).tolist()
     [1.0]
     """
-    weights = weight.of(batch)
-    for group, value in weights.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 <= value < math.inf:
-            raise ValueError(
-                f"the weight of group {group} is {value!r}; return a finite number of at least 0"
-            )
+    weights = weights_of(weight, batch)
     return torch.tensor(
         [weights.get(sample.group, 1.0) for sample in batch.samples], dtype=torch.float32
     )

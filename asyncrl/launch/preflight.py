@@ -27,7 +27,7 @@ from asyncrl.config.errors import installs, usable
 from asyncrl.config.fields import FIELDS, SECTIONS, lookup
 from asyncrl.config.gpus import gpus_of
 from asyncrl.config.keyed_models import keyed_models
-from asyncrl.config.loss_names import GROUP_WEIGHTS, MINIBATCH_RULES
+from asyncrl.config.loss_names import MINIBATCH_RULES
 from asyncrl.config.mix import each, is_counted, members, named
 from asyncrl.config.model_names import MODELS, same_model
 from asyncrl.config.paths import exists, is_file, is_folder, is_hub_name, refuse_lost, shown
@@ -37,7 +37,7 @@ from asyncrl.config.schema import PLAYED_BY_HOST, PLAYED_ELSEWHERE, AgentConfig,
 from asyncrl.config.schema.engine_section import SERVER_TABLES
 from asyncrl.config.schema.other_models import with_key_files
 from asyncrl.config.schema.section import EVERY
-from asyncrl.config.selection_names import CURRICULA, KEEPS, REPLAYS, SIZINGS
+from asyncrl.config.selection_names import REPLAYS
 from asyncrl.config.setting import quoted
 from asyncrl.engines.spec import engine_kind
 from asyncrl.escape import escaped
@@ -69,6 +69,7 @@ from asyncrl.launch.private import private_files, refuse_foreign, refuse_shared
 from asyncrl.launch.prompt_checks import check_prompts
 from asyncrl.launch.prune_trial import refuse_rule_that_ends_all
 from asyncrl.launch.run_copy import refuse_unfit
+from asyncrl.launch.strategy_trials import try_rules
 from asyncrl.launch.weight_numbers import check_numbers
 from asyncrl.object_store import is_stored
 from asyncrl.os_errors import remedy
@@ -236,16 +237,13 @@ def check(
     if config.model.lora.rank:
         check_adapters(config)
     notes += room_rows(config)
-    CURRICULA.find(config.task.curriculum)
-    SIZINGS.find(config.rollout.sizing)
     refuse_rule_that_ends_all(config.rollout)
-    KEEPS.find(config.train.keep)
     REPLAYS.find(config.train.replay)
-    GROUP_WEIGHTS.find(config.train.group_weight)
     MINIBATCH_RULES.find(config.train.minibatch_by)
     check_optimizer(config.train)
     doing(_opening(config.task))
     task = opened(config.task, config.run.seed)
+    try_rules(config, task.size("train"))
     doing("starting the processes that judge answers")
     if not config.cluster.reward_agents:  # else each machine checks itself
         check_judging(config.task, task)

@@ -17,6 +17,7 @@ from asyncrl.actors.coordinator.admission import Admission
 from asyncrl.actors.coordinator.eligibility import Eligibility
 from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.actors.coordinator.prompts import PromptSource
+from asyncrl.algorithms.selection.prompt_history import History
 from asyncrl.config.errors import input_error
 from asyncrl.config.strategies import StrategyError
 from asyncrl.experience import events as e
@@ -163,3 +164,33 @@ async def test_a_keep_rule_that_fails_drops_nothing_and_goes_on_corrected(
     write(mine, KEEP.format(body="return [1]"))
     kept = Eligibility(store, config).keep_group(group, 0)
     assert [member.id for member in kept] == [1]
+
+
+CURRICULUM = """from asyncrl.algorithms.selection.curriculum import NextPrompt
+class Mine:
+    def __init__(self, stream):
+        pass
+    def next(self, history, live):
+        {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return history.nothing", "failed in failing.py, line 6 (AttributeError"),
+        ("return 3", "chooses 3; return None, or a NextPrompt with one of the 10 prompts"),
+        ("return NextPrompt(10, 1)", "chooses NextPrompt(prompt_index=10, cursor=1); return None"),
+        ("return NextPrompt(-1, 1)", "chooses NextPrompt(prompt_index=-1, cursor=1); return None"),
+        ("return NextPrompt(2.0, 1)", "chooses NextPrompt(prompt_index=2.0, "),
+        ("return NextPrompt(2, None)", "chooses NextPrompt(prompt_index=2, cursor=None)"),
+    ],
+)
+def test_a_curriculum_that_fails_chooses_nothing(mine: Path, body: str, said: str) -> None:
+    write(mine, CURRICULUM.format(body=body))
+    prompts = PromptSource(Prompts(), Prompts(), seed=0, epochs=0, curriculum="failing:Mine")
+    with pytest.raises(StrategyError) as caught:
+        prompts.next(History(), set())
+    text = str(caught.value)
+    assert text.startswith("the curriculum 'failing:Mine' ") and said in text
+    assert text.endswith("resume the run.") and text.isprintable()

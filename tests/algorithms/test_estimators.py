@@ -217,6 +217,24 @@ def of_least_variance(group: Sequence[tuple[int, int]]) -> list[Gradient]:
     return [value * whole(*o) for value, o in zip(found, group, strict=True)]
 
 
+def of_sharpened(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) -> Gradient:
+    """XRPO's bonus for right answers that are less likely than the mean of their group."""
+
+    def parts(group: Sequence[tuple[int, int]]) -> list[Gradient]:
+        found = ADVANTAGES.find("grpo")().of_group([rewards[0][o] for o in group])
+        means = [math.fsum(POLICY.logs(*o)) / 2 for o in group]
+        middle = math.fsum(means) / len(means)
+        factors = []
+        for o, value, of_one in zip(group, found, means, strict=True):
+            assert value is not None
+            novel = 2.5 * (1 - math.exp(of_one - middle))
+            right = rewards[0][o] == 1
+            factors.append(value + min(max(novel, 0.0), 0.5 * max(value, 0.0)) * right)
+        return [factor * whole(*o) for factor, o in zip(factors, group, strict=True)]
+
+    return by_path(parts)
+
+
 def of_weight(kind: str, rewards: Sequence[Mapping[tuple[int, int], float]]) -> Gradient:
     rule = GROUP_WEIGHTS.find(kind)()
 
@@ -640,6 +658,7 @@ def _of_trees(
 KINDS: dict[str, Callable[[str, Sequence[Mapping[tuple[int, int], float]]], Gradient]] = {
     "advantage": of_advantage,
     "group_weight": of_weight,
+    "sharpened": of_sharpened,
     "filter": of_filter,
     "sizing": of_sizing,
     "growth": of_growth,

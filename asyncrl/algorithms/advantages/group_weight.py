@@ -8,6 +8,7 @@ as the rule says; it is finite and not negative.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
@@ -48,3 +49,20 @@ class EqualWeight(GroupWeight):
 
     def of(self, given: RewardedSamples) -> Mapping[int, float]:
         return {}
+
+
+def weights_of(rule: GroupWeight, given: RewardedSamples) -> Mapping[int, float]:
+    """The weight of each group that the rule does not leave out. Raises ValueError for one that is
+    no finite number, or negative.
+
+    >>> weights_of(EqualWeight(), RewardedSamples([], {}, {}))
+    {}
+    """
+    weights = dict(rule.of(given))
+    for group, value in weights.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 <= value < math.inf:
+            raise ValueError(
+                f"the weight of group {group} is {value!r}; return a finite number of at least 0"
+            )
+    return weights

@@ -9,7 +9,7 @@ An answer is a turn whose key is `answer`. Where an agent gives no such key, an 
 answer, unless it was cut at its budget.
 
 By the penalty it learns another objective than the reward's (on a toy the cosine of the expected
-gradient to the true one is 0.958; without the penalty, 1.0000): if you can, put what you want from
+gradient to the true one is 0.965; without the penalty, 1.0000): if you can, put what you want from
 answers into the reward.
 """
 
