@@ -338,6 +338,7 @@ def test_what_a_program_is_told(gateway: FakeGateway, tmp_path: Path) -> None:
     keys = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
     assert {told[key] for key in keys} == {told["OPENAI_API_KEY"]}
     assert told["OPENAI_MODEL"] == told["ANTHROPIC_MODEL"] == "policy"
+    assert told["OPENAI_AGENTS_DISABLE_TRACING"] == "1"  # it sends prompts and this key to OpenAI
     assert told["ASYNCRL_SESSION_URL"] == f"{url}/v1/sessions/episode-3"
     assert told["ASYNCRL_REWARD_KEY"] == REWARDS != told["OPENAI_API_KEY"]
     assert told["ASYNCRL_ATTEMPT"] == "2" and json.loads(told["ASYNCRL_ENTRY"])["answer"] == 4
