@@ -370,8 +370,10 @@ def test_a_program_that_fails(gateway: FakeGateway, text: str, kind: str, says: 
         ("mine_to_play:Bare", "without step"),
         ("mine_to_play:Wants", "needs arguments"),
         ("solve", "give the module:name"),
+        ("python agent.py", 'or a program as a list of words, as in ["python", "agent.py"]'),
         ([], "empty command"),
         (["no-such-program"], "no such program"),
+        ([sys.executable, "-u", "no_such.py", "x"], "'no_such.py', and there is no such file in /"),
     ],
 )
 def test_an_agent_that_cannot_be_had_is_one_sentence(run: str | list[str], says: str) -> None:
