@@ -225,8 +225,8 @@ def both(
 
     async def stream_later() -> int:
         async with other() as client:
-            parts = await create(client)(**asked, stream=True)
-            return sum([checked(part) async for part in parts])
+            parts = [part async for part in await create(client)(**asked, stream=True)]
+            return sum(checked(part) for part in parts)
 
     tally.count(dialect, asked, whole)
     tally.count(dialect, asked, stream)

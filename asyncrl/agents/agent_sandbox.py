@@ -44,7 +44,8 @@ def base_url(session: str) -> str:
 
 def client_variables(url: str, key: str) -> dict[str, str]:
     """The environment variables that OpenAI's and Anthropic's clients read, for the base URL and
-    the key for calls of a session.
+    the key for calls of a session. The OpenAI Agents SDK would send its traces to OpenAI, prompts
+    and all, with this key.
 
     >>> client_variables("http://127.0.0.1:80/sessions/a/v1", "k")["ANTHROPIC_BASE_URL"]
     'http://127.0.0.1:80/sessions/a'
@@ -53,6 +54,7 @@ def client_variables(url: str, key: str) -> dict[str, str]:
         "OPENAI_BASE_URL": url,
         "OPENAI_API_KEY": key,
         "OPENAI_MODEL": MODEL,
+        "OPENAI_AGENTS_DISABLE_TRACING": "1",
         "ANTHROPIC_BASE_URL": url.removesuffix("/v1"),
         "ANTHROPIC_API_KEY": key,
         "ANTHROPIC_AUTH_TOKEN": key,

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import shutil
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from asyncrl.agents.agent_episode import AgentEpisode, BlockingEpisode, EpisodeFacts
@@ -29,6 +31,9 @@ Agent = Callable[[EpisodeFacts, Closing], Awaitable[Any]]
 to be closed afterwards is added to the `Closing`."""
 
 FORM = "async def solve(client, episode)"
+PROGRAM = '["python", "agent.py"]'
+_SCRIPT = re.compile(r"\S+\.(py|js|mjs|ts|sh|rb)")
+"""A word that names a file if it is the first one behind a program."""
 
 
 def load_agent(run: str | Sequence[str], paths: Sequence[str] | None = None) -> Agent:
@@ -38,6 +43,11 @@ def load_agent(run: str | Sequence[str], paths: Sequence[str] | None = None) -> 
     needs is not installed."""
     if not isinstance(run, str):
         return _of_program(list(run), paths)
+    if ":" not in run:
+        raise ConfigError(
+            f"{run!r} names no agent: give the module:name or ./file.py:name of one of your own, "
+            f"or a program as a list of words, as in {PROGRAM}."
+        )
     target = load_named(run, "agent")
     if isinstance(target, type):
         return _of_class(run, target)
@@ -64,10 +74,16 @@ def load_agent(run: str | Sequence[str], paths: Sequence[str] | None = None) -> 
 
 def _of_program(argv: list[str], paths: Sequence[str] | None) -> Agent:
     if not argv or not all(isinstance(word, str) and word for word in argv):
-        raise ConfigError('agent.run is an empty command; give one, as in ["python", "agent.py"].')
+        raise ConfigError(f"agent.run is an empty command; give one, as in {PROGRAM}.")
     if shutil.which(argv[0]) is None:
         raise ConfigError(
             f"agent.run starts {argv[0]!r}, and there is no such program on PATH; give its path."
+        )
+    script = next((word for word in argv[1:] if not word.startswith("-")), "")
+    if _SCRIPT.fullmatch(script) and not Path(script).exists():
+        raise ConfigError(
+            f"agent.run starts {argv[0]!r} with {script!r}, and there is no such file in "
+            f"{Path.cwd()}; give its path."
         )
 
     async def agent(facts: EpisodeFacts, closing: Closing) -> Any:

@@ -78,7 +78,7 @@ def load_settings(
         _forget_params_of_another_task(settings, values)
         for setting in settings:
             _put(_found_from(folder, setting), values, sources)
-    _make_room_for_agents(values, sources)
+    _fit_agents(values, sources)
     return _build(values, sources)
 
 
@@ -333,8 +333,11 @@ def _forget_params_of_another_task(settings: Sequence[Setting], values: dict[str
         values.pop("task.params", None)
 
 
-def _make_room_for_agents(values: dict[str, Any], sources: dict[str, str]) -> None:
-    """Give an agent whose run sets no size room for a system's prompt, tools and turns."""
+def _fit_agents(values: dict[str, Any], sources: dict[str, str]) -> None:
+    """Give an agent whose run sets no size room for a system's prompt, tools and turns. For one
+    that brings its problems, the bundled model is not warmed up: there are no answers."""
+    if values.get("task.name") == "seeds" and not values.get("model.path"):
+        values.setdefault("model.warmup_steps", 0)
     if values.get("agent.run") and not ROOM_FOR_AGENTS.keys() & values.keys():
         values |= ROOM_FOR_AGENTS
         sources |= dict.fromkeys(ROOM_FOR_AGENTS, "the default with an agent")

@@ -7,21 +7,29 @@ an interpreter that has them; what it lacks is skipped.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from box_support import RUN, settings
+from fake_gateway import fake_gateway
 from gateway_world import KEY, Script, say, scripted, served, write_chat
 
+from asyncrl.agents.agent_sandbox import client_variables
+from asyncrl.agents.closing import Closing
+from asyncrl.agents.endings import AgentEnd, AgentEnded, AgentFailed, played
+from asyncrl.agents.load_agent import load_agent
 from asyncrl.engines.protocol import Request
+from asyncrl.sandbox.boxes.open_boxes import BoxOrigin
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples/harnesses"
 PYTHON = os.environ.get("HARNESS_PYTHON", "")
@@ -38,24 +46,202 @@ CALLS: Mapping[str, tuple[str, str, dict[str, Any]]] = {
 """By program: what it needs, and the tool that the model calls."""
 
 
-def test_harbors_task_folders_are_read(tmp_path: Path) -> None:
-    """And one that is not whole is refused by name."""
-    spec = importlib.util.spec_from_file_location("harbor_tasks", EXAMPLES / "harbor_tasks.py")
+TASK = """schema_version = "1.4"
+[task]
+name = "me/hello"
+[verifier]
+timeout_sec = 60.0
+[verifier.env]
+WANTED = "hi"
+[environment]
+network_mode = "public"
+"""
+TEST = """#!/bin/sh
+[ "$(cat hello.txt)" = "$WANTED" ] && right=1 || right=0
+"""
+
+
+def harbor_task(folder: Path, judge: str = 'echo "$right" > logs/verifier/reward.txt') -> Path:
+    """A folder as `harbor init --task --verifier-mode shared` writes it (0.26), and its judge."""
+    task = folder / "hello"
+    (task / "tests").mkdir(parents=True)
+    (task / "instruction.md").write_text("Write hi to hello.txt.")
+    (task / "task.toml").write_text(TASK)
+    (task / "tests/test.sh").write_text(TEST + judge)
+    return task
+
+
+def harbor(folder: Path) -> Any:
+    """The example, whose absolute paths are below the sandbox's folder."""
+    mine = folder / "harbor_tasks.py"
+    text = (EXAMPLES / "harbor_tasks.py").read_text()
+    mine.write_text(text.replace('"/tests", "/logs/', '"tests", "logs/'))
+    spec = importlib.util.spec_from_file_location("harbor_tasks", mine)
     assert spec is not None and spec.loader is not None
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
-    task = tmp_path / "tasks" / "hello"
-    (task / "tests").mkdir(parents=True)
-    (task / "instruction.md").write_text("Create hello.txt.")
-    (task / "task.toml").write_text(
-        'version = "1.0"\n[agent]\ntimeout_sec = 60.0\n[environment]\ndocker_image = "a:1"\n'
-    )
+    return found
+
+
+def test_harbors_task_folders_are_read(tmp_path: Path) -> None:
+    """And one that cannot be played is refused by name."""
+    found, task = harbor(tmp_path), harbor_task(tmp_path)
     [row] = found.rows(tmp_path)
-    assert row["prompt"] == "Create hello.txt." and row["folder"] == str(task)
-    assert (row["image"], row["agent"]) == ("a:1", {"timeout_sec": 60.0})
+    assert row["prompt"] == "Write hi to hello.txt." and row["folder"] == str(task)
+    assert (row["image"], row["agent"]) == ("localhost/harbor-hello", {})
+    (task / "task.toml").write_text('[agent]\ntimeout_sec=6.0\n[environment]\ndocker_image="a:1"')
+    [row] = found.rows(tmp_path)
+    assert (row["image"], row["agent"]) == ("a:1", {"timeout_sec": 6.0})
+    (task / "task.toml").write_text('[verifier]\nenvironment_mode = "separate"')
+    with pytest.raises(ValueError, match=r"set verifier\.environment_mode"):
+        list(found.rows(tmp_path))
     (task / "instruction.md").unlink()
     with pytest.raises(ValueError, match=r"has a task.toml and no instruction\.md"):
         list(found.rows(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("judge", "replies", "end"),
+    [
+        ('echo "$right" > logs/verifier/reward.txt', ["printf hi > hello.txt"], {"reward": 1.0}),
+        ('echo "$right" > logs/verifier/reward.txt', ["echo 1 > logs/verifier/reward.txt"], None),
+        ('echo \'{"a": 0.5, "b": 1}\' > logs/verifier/reward.json', [], {"a": 0.5, "b": 1.0}),
+        ("echo broken >&2", ["true"], "the tests left no reward"),
+    ],
+    ids=["right", "wrong", "by name", "none"],
+)
+def test_harbors_tests_judge_what_the_agent_left(
+    judge: str, replies: list[str], end: dict[str, float] | str | None, tmp_path: Path
+) -> None:
+    """In the sandbox in which it worked, by the reward that test.sh leaves; without one the attempt
+    has failed, and never with a reward of 0."""
+    (tmp_path / "scratch").mkdir()
+    harbor_task(tmp_path / "tasks", judge)
+    [row] = harbor(tmp_path).rows(tmp_path / "tasks")
+    boxes = BoxOrigin(settings(kind="directory", hosts=("*",)), RUN, str(tmp_path / "scratch"))
+    with fake_gateway() as gateway:
+        gateway.replies = [*map(shell, replies), "done"]
+        agent = load_agent(f"{tmp_path}/harbor_tasks.py:solve")
+        done = asyncio.run(played(agent, gateway.facts(entry=row, boxes=boxes), Closing()))
+    if isinstance(end, str):
+        assert isinstance(done, AgentFailed) and end in done.text
+    else:
+        assert isinstance(done, AgentEnded), done
+        assert done.reward == (end or {"reward": 0.0})
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def shell(command: str) -> dict[str, Any]:
+    """A reply that runs a command."""
+    function = {"name": "shell", "arguments": json.dumps({"command": command})}
+    call = {"id": "c", "type": "function", "function": function}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+DOUBLE = """
+from types import SimpleNamespace as Result
+
+class GenericEnvClient:
+    open = 0
+
+    def __init__(self, base_url): self.base_url = base_url
+
+    async def connect(self):
+        assert not GenericEnvClient.open
+        GenericEnvClient.open += 1
+        return self
+
+    async def reset(self, **more):
+        self.secret, self.tries = more["seed"] % 10, 0
+        return Result(observation={"said": "Guess."}, reward=None, done=False)
+
+    async def step(self, action):
+        self.tries += 1
+        right = action["message"] == str(self.secret)
+        observation = {"said": "right" if right else "wrong"}
+        return Result(observation=observation, reward=float(right), done=right or self.tries == 3)
+
+    async def close(self): GenericEnvClient.open -= 1
+"""
+"""OpenEnv's client, as far as the example calls it."""
+SERVER = """
+import socket, sys, uvicorn
+from openenv.core.env_server.http_server import create_app
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, Observation, State
+
+class Guess(Action):
+    message: str
+
+class Said(Observation):
+    said: str = ""
+
+class Game(Environment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    state = State(episode_id="1", step_count=0)
+
+    def reset(self, seed=None, episode_id=None, **more):
+        self.secret, self.tries = seed % 10, 0
+        return Said(said="Guess.", done=False, reward=None)
+
+    def step(self, action, **more):
+        self.tries += 1
+        right = action.message == str(self.secret)
+        done = right or self.tries == 3
+        return Said(said="right" if right else "wrong", done=done, reward=float(right))
+
+app = create_app(Game, Guess, Said, env_name="guess", max_concurrent_envs=1)
+with socket.socket() as at:
+    at.bind(("127.0.0.1", 0))
+    at.listen()
+    print(f"http://127.0.0.1:{at.getsockname()[1]}", flush=True)
+    uvicorn.Server(uvicorn.Config(app, log_level="error")).run([at])
+"""
+"""A server of one episode at a time, with the real package."""
+
+
+@pytest.fixture
+def openenv(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """The URL of an environment, and its client as `openenv.core`: the package, or its double."""
+    if request.param == "a double":
+        (tmp_path / "openenv").mkdir()
+        (tmp_path / "openenv/core.py").write_text(DOUBLE)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        yield "http://nowhere"
+        return
+    if not is_here("openenv"):
+        pytest.skip("openenv is not here")
+    where = [PYTHON, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    found = subprocess.run(where, check=True, capture_output=True, text=True).stdout.strip()
+    monkeypatch.setattr(sys, "path", [*sys.path, found])
+    with subprocess.Popen([PYTHON, "-c", SERVER], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+        server.kill()
+
+
+@pytest.mark.parametrize("openenv", ["a double", "the package"], indirect=True)
+def test_episodes_of_openenv_are_played_and_end_on_their_server(
+    openenv: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after another, by a server that has one at a time: each attempt closes its own."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "openenv"]:
+        monkeypatch.delitem(sys.modules, name)
+    entry = {"url": openenv}
+    with fake_gateway() as gateway:
+        agent = load_agent(f"{EXAMPLES}/openenv_game.py:Game")
+        for replies, reward in ((["1", "5"], 1.0), (["2", "3", "4"], 0.0), (["5"], 1.0)):
+            gateway.replies = [*replies]
+
+            async def attempt() -> AgentEnd:
+                closing = Closing()
+                done = await played(agent, gateway.facts(entry=entry, seed=25), closing)
+                assert await closing.close() == ""
+                return done
+
+            assert asyncio.run(attempt()) == AgentEnded(reward)
 
 
 TEXTARENA = Path(__file__).parents[2] / ".venv-verifiers/lib/python3.11/site-packages"
@@ -126,17 +312,10 @@ async def test_a_harness_calls_a_tool_and_ends(name: str, tmp_path: Path) -> Non
             coordinator,
             url,
         ):
-            base = f"{url}/sessions/r1-1"
             told = {
                 "PATH": os.environ["PATH"],
                 "HOME": str(tmp_path),
-                "OPENAI_BASE_URL": f"{base}/v1",
-                "ANTHROPIC_BASE_URL": base,
-                "OPENAI_MODEL": "policy",
-                "ANTHROPIC_MODEL": "policy",
-                **dict.fromkeys(
-                    ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"), KEY
-                ),
+                **client_variables(f"{url}/sessions/r1-1/v1", KEY),
                 "ASYNCRL_PROMPT": "2 + 3 = ?",
                 "ASYNCRL_PROMPT_INDEX": "0",
                 "ASYNCRL_SEED": f"{os.getpid()}",

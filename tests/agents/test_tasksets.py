@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -15,6 +16,10 @@ import msgspec
 import pytest
 import warm_process
 from fake_gateway import RUN, FakeGateway, fake_gateway
+
+from asyncrl.agents.closing import Closing
+from asyncrl.agents.endings import AgentEnd, AgentEnded, AgentFailed, played
+from asyncrl.agents.load_agent import load_agent
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-verifiers" / "bin" / "python"
@@ -139,7 +144,7 @@ def test_each_end_of_an_episode_is_a_reward_or_a_failure_by_name(
         assert end_of(gateway, right) == 0.0
         for entry, why in (
             (raises, "the judge broke"),
-            (nan, "the taskset's reward is nan"),
+            (nan, "is nan; it must be a finite number"),
             (nothing, "the taskset gave no reward"),
             (dies, "its process ended with exit code 3"),
             (right | {"hash": "another"}, "write the prompts again"),
@@ -192,3 +197,28 @@ def test_calls_of_a_seat_that_is_not_trained_never_reach_the_run(
                 assert end_of(gateway, right) == 1.0
         assert len(gateway.asked) == 2 and len(other.asked) == 2
         assert gateway.asked[0] == [{"role": "user", "content": "are you there?"}]
+
+
+@pytest.mark.explore
+def test_several_trained_seats_are_the_policies_of_their_names(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the example's game, in a process of the taskset; one run alone is refused."""
+    (line,) = program.lines(1, "two_seats")
+    said = program.done("play", tmp_path, "two_seats")
+    assert said.returncode == 2 and "train them as a game of policies with these names" in (
+        said.stderr
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{TASKSETS}")
+    monkeypatch.chdir(ROOT)
+    game = load_agent("docs/examples/harnesses/taskset_game.py:play")
+    with fake_gateway() as gateway:
+
+        def end(*replies: str) -> AgentEnd:
+            gateway.replies = [*replies]
+            return asyncio.run(played(game, gateway.facts(entry=line), Closing()))
+
+        assert end("dcba", "abcd") == AgentEnded({"proposer": 1.5, "solver": 1.0})
+        assert gateway.models == ["proposer", "solver"]
+        failed = end("silent", "abcd")  # to which the taskset gives no reward
+        assert isinstance(failed, AgentFailed) and "the taskset ended with 2" in failed.text

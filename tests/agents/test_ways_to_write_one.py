@@ -338,6 +338,7 @@ def test_what_a_program_is_told(gateway: FakeGateway, tmp_path: Path) -> None:
     keys = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
     assert {told[key] for key in keys} == {told["OPENAI_API_KEY"]}
     assert told["OPENAI_MODEL"] == told["ANTHROPIC_MODEL"] == "policy"
+    assert told["OPENAI_AGENTS_DISABLE_TRACING"] == "1"  # it sends prompts and this key to OpenAI
     assert told["ASYNCRL_SESSION_URL"] == f"{url}/v1/sessions/episode-3"
     assert told["ASYNCRL_REWARD_KEY"] == REWARDS != told["OPENAI_API_KEY"]
     assert told["ASYNCRL_ATTEMPT"] == "2" and json.loads(told["ASYNCRL_ENTRY"])["answer"] == 4
@@ -369,8 +370,10 @@ def test_a_program_that_fails(gateway: FakeGateway, text: str, kind: str, says: 
         ("mine_to_play:Bare", "without step"),
         ("mine_to_play:Wants", "needs arguments"),
         ("solve", "give the module:name"),
+        ("python agent.py", 'or a program as a list of words, as in ["python", "agent.py"]'),
         ([], "empty command"),
         (["no-such-program"], "no such program"),
+        ([sys.executable, "-u", "no_such.py", "x"], "'no_such.py', and there is no such file in /"),
     ],
 )
 def test_an_agent_that_cannot_be_had_is_one_sentence(run: str | list[str], says: str) -> None:

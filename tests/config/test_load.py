@@ -296,6 +296,18 @@ def test_an_agent_has_room_unless_a_size_is_set(tmp_path: Path) -> None:
     assert "engine.context_tokens is 2048 (the default with an agent)" in said
 
 
+@pytest.mark.parametrize(
+    ("sets", "steps"),
+    [([], 0), (["model.warmup_steps=5", "model.path=org/name"], 5), (["model.path=org/name"], 600)],
+)
+def test_seeds_have_no_answers_to_learn_from(sets: list[str], steps: int) -> None:
+    """So the bundled model starts untrained, unless that is asked for, which is refused."""
+    seeds = ["task.name=seeds", "agent.run=mine:solve"]
+    assert load(None, [*seeds, *sets], {}).model.warmup_steps == steps
+    with pytest.raises(ConfigError, match="no answers to learn from"):
+        load(None, [*seeds, "model.warmup_steps=5"], {})
+
+
 def test_a_free_value_is_no_table() -> None:
     assert "task.params.a is 1" in refusal(None, "task.params.a=1", "task.params.a.b=2")
 

@@ -27,6 +27,7 @@ class FakeGateway:
         self.replies: list[str | dict[str, Any]] = ["hi"]
         self.asked: list[list[dict[str, Any]]] = []
         self.roles: list[str] = []
+        self.models: list[str] = []
         self.calls, self.full = 1000, "episode_full"
         self.notes: dict[str, Any] = {}
         self.rewards: list[tuple[float, int]] = []
@@ -56,6 +57,7 @@ class FakeGateway:
             if len(self.asked) >= self.calls:
                 return 422, {"error": {"message": "it is as long as it may be", "code": self.full}}
             self.asked.append(body["messages"])
+            self.models.append(body.get("model", ""))
             self.roles.append(body.get("metadata", {}).get("role", ""))
             self.calling.set()
             assert self.answer.wait(300)

@@ -2,7 +2,7 @@
 
 import os
 
-from agents import Agent, Runner, function_tool, set_tracing_disabled
+from agents import Agent, Runner, function_tool
 
 
 @function_tool
@@ -11,6 +11,5 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-set_tracing_disabled(True)  # it would be sent to OpenAI
 agent = Agent("solver", tools=[add], model=os.environ["OPENAI_MODEL"])
 print(Runner.run_sync(agent, os.environ["ASYNCRL_PROMPT"]).final_output)

@@ -1,6 +1,8 @@
 """An environment of OpenEnv (openenv-core 0.3), by its server:
 `agent.run = "./openenv_game.py:Game"`. A reply is the action's
-`message`, and what the model is told is the observation."""
+`message`, and what the model is told is the observation. A server takes
+as many episodes at a time as `max_concurrent_envs` of its `create_app`;
+`agent.concurrency` is the most that a run plays."""
 
 import json
 from collections.abc import Mapping
@@ -23,3 +25,6 @@ class Game:
     async def step(self, reply: str) -> Step:
         now = await self.env.step({"message": reply})
         return Step(json.dumps(now.observation), float(now.reward or 0.0), now.done)
+
+    async def close(self) -> None:
+        await self.env.close()

@@ -279,12 +279,15 @@ async def test_garbage_is_an_error_of_the_dialect(
     shown = {"role": "user", "content": [image]}
     good = asked(path, "hi")
     tool: Any = {"name": "f", "input_schema": [], "parameters": [], "type": "function"}
+    named = {"type": "object", "properties": {"a": {}}, "required": "a"}
+    unmet = {**tool, "input_schema": named, "parameters": named}
     wrong = [
         {**good, "stream": "yes"},
         {**good, "model": 5},
         asked(path, [shown]),
         {**good, "tools": [{**tool, "function": tool}]},
         {**good, "tools": [{"type": "function"}]},
+        {**good, "tools": [{**unmet, "function": unmet}]},
         {**good, "temperature": "hot"},
         {k: v for k, v in good.items() if k not in ("messages", "input")},
         asked(path, [{"role": "robot", "content": "a"}]),
@@ -310,6 +313,7 @@ async def test_garbage_is_an_error_of_the_dialect(
         check(await client.post(path, content=b"x" * (1 << 20)), 413)
         check(await client.post(path, json=good, headers={"authorization": "Bearer x"}), 401)
         check(await client.get(path), 405)
+        check(await client.post(path.replace("/v1", "/v2"), json=good), 404)
         other = path.replace("r1", "r7")
         check(await client.post(other, json=good), 404)
         if form == "anthropic":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+import re
 from functools import cache
 from importlib import import_module
 
@@ -20,9 +21,9 @@ def every_dialect() -> tuple[Dialect, ...]:
 
 
 def error_body(path: str, error: GatewayError) -> bytes:
-    """An error in the form of the dialect that is spoken at a path, or above it (its batches), or
-    in OpenAI's."""
+    """An error in the form of the dialect that is spoken at a path, in any version of it, or above
+    it (its batches), or in OpenAI's."""
     for dialect in every_dialect():
-        if f"/v1{dialect.path}/" in f"{path}/":
+        if re.search(rf"/v[0-9]+{dialect.path}/", f"{path}/"):
             return dialect.error(error)
     return error.body()

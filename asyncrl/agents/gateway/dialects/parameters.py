@@ -213,14 +213,17 @@ def custom_tool(at: int, tool: Mapping[str, Any]) -> tuple[dict[str, Any], list[
 
 
 def _is_schema(parameters: Any) -> bool:
-    """True for an object whose type, if it has one, is `object`, and whose properties are
-    objects."""
+    """True for an object whose type, if it has one, is `object`, whose properties are objects, and
+    whose required properties are a list of names."""
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
         return False
-    properties = parameters.get("properties")
-    return properties is None or (
+    properties = parameters.get("properties") or {}
+    required = parameters.get("required") or []
+    return (
         isinstance(properties, Mapping)
         and all(isinstance(one, Mapping | bool) for one in properties.values())
+        and isinstance(required, list)
+        and all(isinstance(name, str) for name in required)
     )
 
 
