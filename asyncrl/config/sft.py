@@ -31,6 +31,7 @@ LEARNED = frozenset(
         "device",
         "ranks",
         "replicas",
+        "context_ranks",
         "batch_groups",
         "step_tokens",
         "micro_tokens",

@@ -234,7 +234,7 @@ class Learner:
             buffers,
             shared=shares(self.model),
             device=self.model.device.type,
-            ranks=self.rank.size,
+            ranks=self.rank.lanes,
             images=self.images,
         )
 

@@ -35,6 +35,7 @@ class TrainConfig(Section, frozen=True):
         "recompute_activations",
         "ranks",
         "replicas",
+        "context_ranks",
         "min_ranks",
         "attention",
     )
@@ -62,6 +63,16 @@ class TrainConfig(Section, frozen=True):
             description=(
                 "copies of the model among the ranks, each sharded over ranks / replicas of "
                 "them; more copies gather over shorter distances and take more memory"
+            ),
+        ),
+    ] = 1
+    context_ranks: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description=(
+                "ranks that compute a row of tokens together, each a part of it, for contexts "
+                "that are too long for one; they share out the activations of a pass"
             ),
         ),
     ] = 1

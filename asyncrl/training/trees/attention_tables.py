@@ -28,8 +28,9 @@ ROW_QUERIES = 128
 class AttentionTable(NamedTuple):
     """Rows of about one size. Of each row: its sequence of the tree, int64 [rows]; its `queries`,
     int64 [rows, queries], and its `keys`, int64 [rows, keys], places of the tree, right-padded with
-    the segment's first; and how many of its keys are `shared` and come before its first query,
-    int64 [rows]; None where it is 0 for all: then `keys` are the `queries`."""
+    the row's first; and how many of its keys are `shared` and come before its first query, int64
+    [rows]; None where it is 0 for all. The `queries` of a rank that has some of the places are
+    their indexes among its own."""
 
     sequences: Tensor
     queries: Tensor
@@ -39,11 +40,9 @@ class AttentionTable(NamedTuple):
     def to(self, device: torch.device) -> AttentionTable:
         """The same on a device."""
         queries = self.queries.to(device)
-        if self.shared is None:
-            return self._replace(queries=queries, keys=queries)
-        return self._replace(
-            queries=queries, keys=self.keys.to(device), shared=self.shared.to(device)
-        )
+        keys = queries if self.keys is self.queries else self.keys.to(device)
+        shared = None if self.shared is None else self.shared.to(device)
+        return self._replace(queries=queries, keys=keys, shared=shared)
 
     def mask(self) -> Tensor | None:
         """Bias of the scores of each query and key: 0 or -inf, float32 [rows, 1, queries, keys];
@@ -56,9 +55,33 @@ class AttentionTable(NamedTuple):
         return torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -torch.inf)
 
 
-def attention_tables(tree: PrefixTree) -> tuple[tuple[AttentionTable, ...], Ints]:
+class _Rows(NamedTuple):
+    """Rows of a tree: of each, int64 [rows], its sequence, its `first` place, its `own` queries,
+    and how many places of its path are `shared` and come before them."""
+
+    sequence: Ints
+    first: Ints
+    own: Ints
+    shared: Ints
+
+    @property
+    def length(self) -> Ints:
+        return self.shared + self.own
+
+    def inside(self, begin: int, end: int) -> _Rows:
+        """What of the rows has its queries in [begin, end)."""
+        skipped = np.maximum(0, begin - self.first)
+        own = np.minimum(self.own, end - self.first) - skipped
+        cut = _Rows(self.sequence, self.first + skipped, own, self.shared + skipped)
+        return _Rows(*(of[own > 0] for of in cut))
+
+
+def attention_tables(
+    tree: PrefixTree, own: Ints | None = None
+) -> tuple[tuple[AttentionTable, ...], Ints]:
     """The tables of a tree, and the index of each place among all their queries, flattened and
-    joined; int64 [places].
+    joined; int64 [places]. With `own` places (ascending, int64), the tables of these as queries,
+    and the indexes of these: 0 for those that are in no tree. There is always a row.
 
     >>> tree = PrefixTree(np.array([7, 8, 1, 2, 3]), np.array([4, 3]), np.array([0, 2]))
     >>> tables, home = attention_tables(tree)
@@ -66,31 +89,63 @@ def attention_tables(tree: PrefixTree) -> tuple[tuple[AttentionTable, ...], Ints
     [([[0, 1, 2, 3]], [[0, 1, 2, 3]]), ([[4]], [[0, 1, 4]])]
     >>> home.tolist()
     [0, 1, 2, 3, 4]
+    >>> tables, home = attention_tables(tree, own=np.array([2, 4]))
+    >>> [(table.queries.tolist(), table.keys.tolist()) for table in tables]
+    [([[0], [1]], [[0, 1, 2], [0, 1, 4]])]
     """
-    own, first, paths = tree.length - tree.shared, tree.first, tree.paths()
-    tables, home, before = [], np.empty(len(tree.ids), dtype=np.int64), 0
+    sequences = np.arange(len(tree.length))
+    every, paths = (
+        _Rows(sequences, tree.first, tree.length - tree.shared, tree.shared),
+        tree.paths(),
+    )
+    if own is not None:
+        every = _rows_of(every, own)
+    count = len(tree.ids) if own is None else len(own)
+    tables, home, before = [], np.zeros(count, dtype=np.int64), 0
     for whole in (True, False):
-        chosen = np.flatnonzero((tree.shared == 0) == whole)
-        for rows in _cut(chosen, own, tree.length):
-            column = np.arange(own[rows].max())
-            inside = column < own[rows, None]
-            queries = np.where(inside, first[rows, None] + column, first[rows, None])
+        chosen = np.flatnonzero((every.shared == 0) == whole)
+        for rows in _cut(chosen, every.own, every.length):
+            _, first, queried, shared = (of[rows] for of in every)
+            column = np.arange(queried.max())
+            inside = column < queried[:, None]
+            places = np.where(inside, first[:, None] + column, first[:, None])
+            keys = places
+            if not whole:
+                keys = np.repeat(first[:, None], every.length[rows].max(), axis=1)
+                lengths = every.length[rows].tolist()
+                for row, of, length in zip(
+                    keys, every.sequence[rows].tolist(), lengths, strict=True
+                ):
+                    row[:length] = paths[of][:length]
+            queries = places if own is None else np.searchsorted(own, places)
             home[queries[inside]] = before + np.flatnonzero(inside)
             before += queries.size
-            keys = queries
-            if not whole:
-                keys = np.repeat(first[rows, None], tree.length[rows].max(), axis=1)
-                for row, sequence in zip(keys, rows.tolist(), strict=True):
-                    row[: len(paths[sequence])] = paths[sequence]
+            asked = torch.from_numpy(queries)
             tables.append(
                 AttentionTable(
-                    torch.from_numpy(rows),
-                    torch.from_numpy(queries),
-                    torch.from_numpy(keys),
-                    None if whole else torch.from_numpy(tree.shared[rows]),
+                    torch.from_numpy(every.sequence[rows]),
+                    asked,
+                    asked if keys is queries else torch.from_numpy(keys),
+                    None if whole else torch.from_numpy(shared),
                 )
             )
     return tuple(tables), home
+
+
+def _rows_of(every: _Rows, own: Ints) -> _Rows:
+    """The rows of these places (ascending). Where none is in a row, that of one place, which
+    nobody reads: attention must be of something."""
+    begins = np.flatnonzero(np.diff(own, prepend=own[0] - 2) != 1)
+    ends = np.append(begins[1:], len(own)) - 1
+    pieces = [
+        every.inside(int(own[begin]), int(own[end]) + 1)
+        for begin, end in zip(begins, ends, strict=True)
+    ]
+    found = _Rows(*(np.concatenate(of) for of in zip(*pieces, strict=True)))
+    if len(found.sequence):
+        return found
+    nothing = np.zeros(1, dtype=np.int64)
+    return _Rows(nothing, own[:1], nothing + 1, nothing)
 
 
 def _cut(rows: Ints, own: Ints, length: Ints) -> list[Ints]:
