@@ -142,7 +142,7 @@ class ImaginedRanks(ContextPart):
         """This rank's part, as in `ContextRanks`."""
         part, tokens = super().part(packed)
         if not self._masks:
-            unmasked = tuple(table._replace(shared=None) for table in part.tables)
+            unmasked = tuple(table._replace(ends=None) for table in part.tables)
             part = part._replace(tables=unmasked)
         return part, tokens
 
