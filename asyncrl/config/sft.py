@@ -36,6 +36,7 @@ LEARNED = frozenset(
         "step_tokens",
         "micro_tokens",
         "recompute_activations",
+        "offload_activations",
         "attention",
         "router_aux",
         "router_bias_rate",

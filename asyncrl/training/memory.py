@@ -42,11 +42,15 @@ from asyncrl.training.optimizer_table import optimizer_rule_of
 from asyncrl.training.output_layer import float32_output
 from asyncrl.training.packing import PackedBatch, pack
 from asyncrl.training.ranks.pieces import pieces
-from asyncrl.training.recomputation import recompute
+from asyncrl.training.recomputation import AS_IT_IS, Keeping, recompute
 from asyncrl.training.rounding import round_in_training
 from asyncrl.training.shapes_of_experts import ShapesOfExperts
 from asyncrl.training.shown_images import freeze_tower
 
+_ELSEWHERE = Keeping(
+    lambda tensor: (tensor.shape, tensor.dtype), lambda of: torch.empty(of[0], dtype=of[1])
+)
+"""What is kept in host memory takes none of the device's."""
 LOGITS, ACTIVATIONS = "logits", "activations"
 
 
@@ -115,7 +119,7 @@ def predict(config: Config) -> MemoryParts:
     if config.model.rounding == "fp8":
         round_in_training(model)
     if config.train.recompute_activations:
-        recompute(model)
+        recompute(model, _ELSEWHERE if config.train.offload_activations else AS_IT_IS)
     if (together := config.train.context_ranks) > 1:
         refuse_context(model, shares=may_share(model))
         divide_context(model, ImaginedRanks(together, config.train.device))

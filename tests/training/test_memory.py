@@ -160,6 +160,18 @@ def test_small_moments_are_predicted_too(tmp_path: Path) -> None:
 @pytest.mark.explore
 def test_layers_that_are_computed_again_keep_less() -> None:
     assert predicted(*LESS).activations < 0.7 * predicted(*PLAIN).activations
+    of_gpu = "train.device=cuda", "train.ranks=2"
+    away = predicted(*LESS, *of_gpu, "train.offload_activations=true").activations
+    assert away < predicted(*LESS, *of_gpu).activations
+
+
+@pytest.mark.explore
+def test_ranks_that_compute_a_row_together_share_its_activations() -> None:
+    of_gpu = *LESS, "train.device=cuda", "train.ranks=2", "engine.context_tokens=200"
+    alone, together = (
+        predicted(*of_gpu, f"train.context_ranks={ranks}").activations for ranks in (1, 2)
+    )
+    assert together < 0.8 * alone
 
 
 @pytest.mark.explore

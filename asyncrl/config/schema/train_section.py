@@ -33,6 +33,7 @@ class TrainConfig(Section, frozen=True):
         "eval_every",
         "checkpoint_every",
         "recompute_activations",
+        "offload_activations",
         "ranks",
         "replicas",
         "context_ranks",
@@ -298,6 +299,15 @@ class TrainConfig(Section, frozen=True):
             )
         ),
     ] = False
+    offload_activations: Annotated[
+        bool,
+        Meta(
+            description=(
+                "with recompute_activations on cuda: keep the inputs of layers in host memory "
+                "between the passes"
+            )
+        ),
+    ] = False
     attention: Annotated[
         Literal["auto", "blocks"],
         Meta(
@@ -369,6 +379,17 @@ class TrainConfig(Section, frozen=True):
                 ("train.micro_tokens", "engine.context_tokens"),
                 "the longest rollout must fit in a micro-batch: micro_tokens must be at least "
                 "context_tokens",
+            )
+        if self.offload_activations and not self.recompute_activations:
+            yield (
+                ("train.offload_activations", "train.recompute_activations"),
+                "only the inputs of recomputed layers are kept in host memory: set "
+                "recompute_activations to true",
+            )
+        if self.offload_activations and self.device == "cpu":
+            yield (
+                ("train.offload_activations", "train.device"),
+                "a processor's activations are in host memory: set offload_activations to false",
             )
         for name in ("router_replay", "router_aux", "router_bias_rate"):
             if getattr(self, name) and not whole.model.path:
