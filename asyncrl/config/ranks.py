@@ -59,8 +59,8 @@ def rank_contradictions(config: Config) -> Contradictions:
         nearest = max(n for n in range(1, train.context_ranks + 1) if ranks_of(train) % n == 0)
         yield (
             ("train.ranks", "train.context_ranks"),
-            f"as many ranks compute each row of tokens: set context_ranks to {nearest}, or make "
-            f"ranks a multiple of {train.context_ranks}",
+            f"ranks form groups that compute a row together: set context_ranks to {nearest}, or "
+            f"make ranks a multiple of {train.context_ranks}",
         )
     if train.min_ranks > ranks_of(train) and (train.ranks or train.device == "cpu"):
         yield (
