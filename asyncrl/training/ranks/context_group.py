@@ -21,14 +21,14 @@ class ContextGroup(ContextPart):
         """The rows of all ranks, one rank's after another's."""
         found = own.new_empty(self.size * len(own), *own.shape[1:])
         with self._times.waiting():
-            dist.all_gather_into_tensor(found, own, group=self._group)
+            dist.all_gather_single(found, own, group=self._group)
         return found
 
     def scattered(self, rows: Tensor) -> Tensor:
         """The sum of the ranks' tensors, of which each has its own rows."""
         found = rows.new_empty(len(rows) // self.size, *rows.shape[1:])
         with self._times.waiting():
-            dist.reduce_scatter_tensor(found, rows, group=self._group)
+            dist.reduce_scatter_single(found, rows, group=self._group)
         return found
 
     def added(self, tensor: Tensor) -> Tensor:
