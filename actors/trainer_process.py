@@ -42,7 +42,8 @@ from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.adapters import add_adapters, published
 from asyncrl.training.checkpoint_index import latest
 from asyncrl.training.checkpoint_io import restore, restore_state
-from asyncrl.training.forward import falls_back
+from asyncrl.training.context_ranks import context_of, refuse_context
+from asyncrl.training.forward import falls_back, shares
 from asyncrl.training.kl_terms import open_kl_terms
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import ModelError, load_model
@@ -167,7 +168,7 @@ def _rank(
     train, start_s = context.config.train, context.config.supervision.start_s
     _use_network_of(meet.store)
     store = open_store(meet.store, timedelta(seconds=start_s))
-    every = (context.index, meet.size, train.replicas)
+    every = (context.index, meet.size, train.replicas, train.context_ranks)
     with open_ranks(train.device, store, *every, patience_s=start_s) as mesh:
         with refused_as_input():
             rank = shard(model, mesh, weights, writes=context.head is None)
@@ -228,6 +229,8 @@ def _try(model: PreTrainedModel, context: ActorContext, rank: Rank) -> None:
     tried = try_passes(model, context.config.engine.context_tokens, rank.computes(model))
     rank.let_go(model)
     logger.info("tried on a few texts: %s", tried)
+    if context_of(model) is not None:
+        refuse_context(model, shares=shares(model))
     if falls_back(model) and context.config.train.attention == "blocks":
         raise ModelError(
             f"train.attention is blocks, and the trainer would compute {tried.attention}; install "

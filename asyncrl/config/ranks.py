@@ -55,6 +55,13 @@ def rank_contradictions(config: Config) -> Contradictions:
             f"each copy of the model has as many ranks: set replicas to {nearest}, or make ranks a "
             f"multiple of {train.replicas}",
         )
+    if ranks_of(train) % train.context_ranks and (train.ranks or train.device == "cpu"):
+        nearest = max(n for n in range(1, train.context_ranks + 1) if ranks_of(train) % n == 0)
+        yield (
+            ("train.ranks", "train.context_ranks"),
+            f"ranks form groups that compute a row together: set context_ranks to {nearest}, or "
+            f"make ranks a multiple of {train.context_ranks}",
+        )
     if train.min_ranks > ranks_of(train) and (train.ranks or train.device == "cpu"):
         yield (
             ("train.min_ranks", "train.ranks"),

@@ -85,6 +85,7 @@ async def settings_left(
             requested.train,
             ranks=ranks,
             replicas=math.gcd(ranks, requested.train.replicas),
+            context_ranks=math.gcd(ranks, requested.train.context_ranks),
             min_ranks=min(ranks, requested.train.min_ranks),
         ),
         cluster=replace(requested.cluster, trainer_agents=machines),

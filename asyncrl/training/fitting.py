@@ -14,8 +14,10 @@ import msgspec
 from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.micro_tokens import micro_tokens
+from asyncrl.config.ranks import ranks_of
 from asyncrl.training.memory import predict
 from asyncrl.training.memory_parts import MemoryParts, PredictedMemory
+from asyncrl.training.models import ModelError
 
 SHORTENED = (0.75, 0.5, 0.25, 0.125)
 """Shares of `rollout.max_new_tokens` that are tried, the largest first."""
@@ -30,13 +32,18 @@ def fitting(
     # settings change only the memory of a pass
     if limit and parts.total > limit and parts.state + parts.step <= limit:
         for words, changed in changes(config):
-            if (total := predicted(changed).total) <= limit:
+            try:
+                total = predicted(changed).total
+            except ModelError:  # whose rows ranks cannot divide
+                continue
+            if total <= limit:
                 return PredictedMemory(parts, words, total)
     return PredictedMemory(parts)
 
 
 def changes(config: Config) -> Iterator[tuple[str, Config]]:
-    """Other settings, in words, the cheapest first; each includes the ones before it."""
+    """Other settings, in words, the cheapest first; each includes the ones before it, but for ranks
+    that compute a row together, which not every model allows."""
     tokens, response = config.engine.context_tokens, config.rollout.max_new_tokens
     settings = list[str]()
     if micro_tokens(config) > tokens:
@@ -47,6 +54,11 @@ def changes(config: Config) -> Iterator[tuple[str, Config]]:
         config = _with(config, train={"recompute_activations": True})
         settings.append("train.recompute_activations = true")
         yield ", ".join(settings), config
+    ranks, together = ranks_of(config.train), config.train.context_ranks
+    for more in range(together + 1, ranks + 1):
+        if ranks % more == 0:
+            changed = _with(config, train={"context_ranks": more})
+            yield ", ".join([*settings, f"train.context_ranks = {more}"]), changed
     for share in SHORTENED:
         shorter = max(1, int(share * response))
         context = tokens - response + shorter

@@ -13,7 +13,7 @@ what a model does to the results of its output layer, they are made in chunks (`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
@@ -25,6 +25,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from asyncrl.algorithms.routing.balance import RoutedTokens
 from asyncrl.algorithms.routing.routers import passing
 from asyncrl.training.chunked_logits import Entropy, Head, LogitFigures, exact
+from asyncrl.training.context_ranks import GatheredAttention, context_of, of_all
 from asyncrl.training.logit_changes import Change
 from asyncrl.training.packing import PackedBatch, missing_to_size
 from asyncrl.training.recomputation import recomputed
@@ -84,20 +85,40 @@ class TreeAttention(Protocol):
 def attention_of(model: PreTrainedModel, packed: PackedBatch) -> TreeAttention:
     """The attention of a packed batch in this model: by blocks if these agree with the tables
     (`attend_in_blocks`), else by tables."""
-    if getattr(model, _BLOCKS, False):
-        return BlockAttention(packed.ends, model.device)
-    return TableAttention(packed.tables, packed.unpack_index, model.device)
+    tables, blocks = _ways(model, packed)
+    return _gathering(model, packed, blocks() if getattr(model, _BLOCKS, False) else tables())
+
+
+def _ways(
+    model: PreTrainedModel, packed: PackedBatch
+) -> tuple[Callable[[], TableAttention], Callable[[], BlockAttention]]:
+    """The makers of both attentions of a packed batch, of its own places to all."""
+    own = None if packed.divided is None else packed.divided.own
+    return (
+        lambda: TableAttention(packed.tables, packed.unpack_index, model.device),
+        lambda: BlockAttention(packed.ends, model.device, own),
+    )
+
+
+def _gathering(model: PreTrainedModel, packed: PackedBatch, own: TreeAttention) -> TreeAttention:
+    """The attention of a rank's part of a packed batch; of a whole one `own`."""
+    ranks = context_of(model)
+    if ranks is None or packed.divided is None:
+        return own
+    return GatheredAttention(own, ranks, packed.divided)
 
 
 def blocks_distance(model: PreTrainedModel, packed: PackedBatch) -> float:
     """Distance between attention by tables and by blocks in a pass of the model, in float32, with
     gradients: the largest of all layers, relative to the size of the numbers."""
-    compared = ComparedAttention(
-        TableAttention(packed.tables, packed.unpack_index, model.device),
-        BlockAttention(packed.ends, model.device),
-        len(packed.tree.ids),
-    )
-    packed_logits(model, packed, compared)
+    ranks, places = context_of(model), len(packed.tree.ids)
+    if ranks is not None:
+        packed, _ = ranks.part(packed)
+        assert packed.divided is not None
+        places = int((packed.divided.own < places).sum())
+    tables, blocks = _ways(model, packed)
+    compared = ComparedAttention(tables(), blocks(), places)
+    _packed(model, packed, _gathering(model, packed, compared), inputs=False)
     return compared.distance
 
 
@@ -147,7 +168,27 @@ def figures(
 ) -> LogitFigures:
     """Figures of all response tokens, by their logits over the temperature; with gradient. `routed`
     gets what the model's routers did with the tokens, which predict response tokens, in the order
-    of these."""
+    of these. Ranks that compute the batch together have all figures, and the gradient of their
+    own."""
+    ranks = context_of(model)
+    if ranks is None:
+        return _figures(model, packed, temperature, entropy, routed)
+    part, own = ranks.part(packed)
+    found, tokens = _figures(model, part, temperature, entropy, routed), own.to(model.device)
+    logprob, known = (
+        None if each is None else of_all(each, ranks, tokens, len(packed.targets)) for each in found
+    )
+    assert logprob is not None
+    return LogitFigures(logprob, known)
+
+
+def _figures(
+    model: PreTrainedModel,
+    packed: PackedBatch,
+    temperature: float,
+    entropy: Entropy,
+    routed: RoutedTokens | None,
+) -> LogitFigures:
     targets = packed.targets.to(model.device)
     head = _in_chunks(model, len(targets), temperature)
     if head is not None:
@@ -161,11 +202,29 @@ def figures(
 
 
 @torch.no_grad()
-def logits_in_chunks(
+def measured_by_logits(
+    model: PreTrainedModel,
+    packed: PackedBatch,
+    temperature: float,
+    measure: Callable[[Tensor, Tensor], Sequence[Tensor]],
+) -> list[Tensor]:
+    """What `measure` gives for the logits over the temperature, float32 [tokens, vocabulary], and
+    the ids, int64 [tokens], of a chunk of the response tokens: of all of them, each float32
+    [tokens], without gradient."""
+    ranks, part, own = context_of(model), packed, None
+    if ranks is not None:
+        part, own = ranks.part(packed)
+    found = [measure(*rows) for rows in _logits_in_chunks(model, part, temperature)]
+    every = [torch.cat(each) for each in zip(*found, strict=True)]
+    if ranks is None or own is None:
+        return every
+    tokens, count = own.to(model.device), len(packed.targets)
+    return [of_all(each, ranks, tokens, count) for each in every]
+
+
+def _logits_in_chunks(
     model: PreTrainedModel, packed: PackedBatch, temperature: float
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits over the temperature, float32 [tokens, vocabulary], and ids, int64 [tokens], of the
-    response tokens, a chunk of them at a time; without gradient."""
     targets = packed.targets.to(model.device)
     head = _in_chunks(model, len(targets), temperature)
     if head is None:
@@ -257,11 +316,6 @@ def _outputs(
 
 def _moved(recorded: Tensor | None, device: torch.device) -> Tensor | None:
     return None if recorded is None else recorded.to(device).long()
-
-
-def packed_logits(model: PreTrainedModel, packed: PackedBatch, attention: TreeAttention) -> Tensor:
-    """Logits of each response token, [tokens, vocabulary], in one pass with this attention."""
-    return _packed(model, packed, attention, inputs=False)
 
 
 def _packed(

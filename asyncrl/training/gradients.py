@@ -26,7 +26,7 @@ from asyncrl.messages import MicroBatch
 from asyncrl.staleness.vcpo import logit_norm, squared_norms
 from asyncrl.training.adapters import learning
 from asyncrl.training.batch import Batch
-from asyncrl.training.forward import log_probabilities, log_probability, logits_in_chunks
+from asyncrl.training.forward import log_probabilities, log_probability, measured_by_logits
 from asyncrl.training.packing import PackedBatch, part_of
 from asyncrl.training.ranks.by_all import measured_by_all
 from asyncrl.training.ranks.rank import ALONE, Rank
@@ -145,8 +145,10 @@ class ModelGradients:
 
     def _norms(self, packed: PackedBatch) -> tuple[Tensor, ...]:
         """Log-probability and `vcpo.logit_norm` of each response token, float32 [tokens]."""
-        found = [
-            (log_probability(*rows), logit_norm(*rows))
-            for rows in logits_in_chunks(self._model, packed, self._temperature)
-        ]
-        return tuple(torch.cat(each) for each in zip(*found, strict=True))
+        found = measured_by_logits(
+            self._model,
+            packed,
+            self._temperature,
+            lambda *rows: (log_probability(*rows), logit_norm(*rows)),
+        )
+        return tuple(found)

@@ -50,7 +50,7 @@ from asyncrl.training.packing import PackedBatch
 from asyncrl.training.proximal_logprobs import ProximalLogprobs
 from asyncrl.training.ranks.by_all import measured_by_all, scored_by_all
 from asyncrl.training.ranks.rank import ALONE, Rank
-from asyncrl.training.recomputation import recompute
+from asyncrl.training.recomputation import AS_IT_IS, ON_HOST, recompute
 from asyncrl.training.schedule import learning_rate
 from asyncrl.training.shown_images import TrainedImages
 from asyncrl.training.sums import Sums
@@ -103,7 +103,7 @@ class Learner:
         model.train(False)
         accelerate(model)
         if train.recompute_activations:
-            recompute(model)
+            recompute(model, ON_HOST if train.offload_activations else AS_IT_IS)
         self.model = model
         self.balance = ExpertBalance(model, train)
         self.version = version
@@ -234,7 +234,7 @@ class Learner:
             buffers,
             shared=shares(self.model),
             device=self.model.device.type,
-            ranks=self.rank.size,
+            ranks=self.rank.lanes,
             images=self.images,
         )
 

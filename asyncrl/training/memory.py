@@ -30,6 +30,7 @@ from asyncrl.config import Config
 from asyncrl.config.ranks import ranks_of, sharing
 from asyncrl.tasks.images.vision_model import FAMILIES
 from asyncrl.training.adapters import adapted, add_adapters, learning
+from asyncrl.training.context_ranks import ContextPart, divide_context, refuse_context
 from asyncrl.training.forward import log_probabilities, make_logits_in_chunks, may_share
 from asyncrl.training.imagined_images import ImaginedImages
 from asyncrl.training.logit_changes import logit_changes
@@ -41,11 +42,15 @@ from asyncrl.training.optimizer_table import optimizer_rule_of
 from asyncrl.training.output_layer import float32_output
 from asyncrl.training.packing import PackedBatch, pack
 from asyncrl.training.ranks.pieces import pieces
-from asyncrl.training.recomputation import recompute
+from asyncrl.training.recomputation import AS_IT_IS, Keeping, recompute
 from asyncrl.training.rounding import round_in_training
 from asyncrl.training.shapes_of_experts import ShapesOfExperts
 from asyncrl.training.shown_images import freeze_tower
 
+_ELSEWHERE = Keeping(
+    lambda tensor: (tensor.shape, tensor.dtype), lambda of: torch.empty(of[0], dtype=of[1])
+)
+"""What is kept in host memory takes none of the device's."""
 LOGITS, ACTIVATIONS = "logits", "activations"
 
 
@@ -114,7 +119,10 @@ def predict(config: Config) -> MemoryParts:
     if config.model.rounding == "fp8":
         round_in_training(model)
     if config.train.recompute_activations:
-        recompute(model)
+        recompute(model, _ELSEWHERE if config.train.offload_activations else AS_IT_IS)
+    if (together := config.train.context_ranks) > 1:
+        refuse_context(model, shares=may_share(model))
+        divide_context(model, ImaginedRanks(together, config.train.device))
     with ShapesOfExperts():  # type: ignore[no-untyped-call]
         if (changes := logit_changes(model)) is not None:
             make_logits_in_chunks(model, changes)
@@ -124,6 +132,35 @@ def predict(config: Config) -> MemoryParts:
     if ranks == 1:
         return msgspec.structs.replace(most, policies=policies)
     return of_rank(model, most, policies, parts)
+
+
+class ImaginedRanks(ContextPart):
+    """The last of ranks that compute a packed batch together, which has the most response tokens,
+    of tensors without numbers. On a GPU attention has no masks, as it is computed by blocks."""
+
+    def __init__(self, size: int, device: str) -> None:
+        super().__init__(size - 1, size)
+        self._masks = device == "cpu"
+
+    def part(self, packed: PackedBatch) -> tuple[PackedBatch, Tensor]:
+        """This rank's part, as in `ContextRanks`."""
+        part, tokens = super().part(packed)
+        if not self._masks:
+            unmasked = tuple(table._replace(ends=None) for table in part.tables)
+            part = part._replace(tables=unmasked)
+        return part, tokens
+
+    def gathered(self, own: Tensor) -> Tensor:
+        """The rows of all ranks: as often its own."""
+        return torch.cat([own] * self.size)
+
+    def scattered(self, rows: Tensor) -> Tensor:
+        """The sum of the ranks' tensors: its own rows."""
+        return rows[: len(rows) // self.size].clone()
+
+    def added(self, tensor: Tensor) -> Tensor:
+        """The sum of the ranks' tensors: its own."""
+        return tensor
 
 
 def of_rank(model: PreTrainedModel, most: MemoryParts, policies: int, parts: int) -> MemoryParts:

@@ -15,12 +15,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.training.even_packs import even_packs
 from asyncrl.training.shown_images import ShownImages
 from asyncrl.training.trees.attention_tables import AttentionTable, attention_tables
+from asyncrl.training.trees.divided_places import Divided, divided_places
 from asyncrl.training.trees.prefix_tree import Ints, PrefixTree, prefix_tree, ranges
 
 PACKED_TOKENS = 3072
@@ -57,7 +59,8 @@ class PackedBatch(NamedTuple):
     in the tree; `targets`, its id; `tokens`, its index among the micro-batch's response tokens.
     `recorded`: of each place the experts that it had when the token after it was sampled, int16
     [places, routers, experts of a token], -1 where unknown; None: nothing is known. `shown`: the
-    images of its prompts, whose parts have negative ids; None: there are none.
+    images of its prompts, whose parts have negative ids; None: there are none. `divided`: how its
+    places are divided over ranks, where this is the part of one (`own_part`); None: it is whole.
 
     Two samples with the prompt 7 8, and the responses 1 2 and 3. The last token of a response has
     no place, and the places are padded to 8:
@@ -82,6 +85,7 @@ class PackedBatch(NamedTuple):
     tokens: Tensor
     recorded: Tensor | None = None
     shown: ShownImages | None = None
+    divided: Divided | None = None
 
 
 def missing_to_size(count: int) -> int:
@@ -251,3 +255,36 @@ def with_recorded(packed: PackedBatch, experts: Tensor) -> PackedBatch:
     recorded = experts.new_full((len(packed.ids), *experts.shape[1:]), -1)
     recorded[packed.logit_positions] = experts[packed.tokens]
     return packed._replace(recorded=recorded)
+
+
+def own_part(packed: PackedBatch, index: int, ranks: int) -> tuple[PackedBatch, Tensor]:
+    """The part of a packed batch that rank `index` of some computes, its places and the response
+    tokens that these predict; and the indexes of those tokens (int64) among all of it. The keys of
+    its tables, and its `ends`, are of all places.
+
+    >>> ids = np.arange(7, 16, dtype=np.int32)
+    >>> (packed,) = pack(ids, prompt_tokens=[2], response_tokens=[7], shared=True)
+    >>> for index in (0, 1):
+    ...     part, tokens = own_part(packed, index, 2)
+    ...     part.positions.tolist(), part.logit_positions.tolist(), tokens.tolist()
+    ([0, 1, 6, 7], [1, 2, 3], [0, 5, 6])
+    ([2, 3, 4, 5], [0, 1, 2, 3], [1, 2, 3, 4])
+    """
+    divided = divided_places(len(packed.ids), index, ranks)
+    own, missing = divided.own, len(divided.order) - len(packed.ids)
+    tables, home = attention_tables(packed.tree, own.numpy())
+    chosen = torch.nonzero(torch.isin(packed.logit_positions, own))[:, 0]
+    ends = torch.arange(len(packed.ids), len(divided.order)) + 1
+    part = packed._replace(
+        ids=F.pad(packed.ids, (0, missing))[own],
+        positions=F.pad(packed.positions, (0, missing))[own],
+        ends=torch.cat([packed.ends, ends]),
+        tables=tables,
+        unpack_index=torch.from_numpy(home),
+        logit_positions=torch.searchsorted(own, packed.logit_positions[chosen]),
+        sequences=packed.sequences[chosen],
+        targets=packed.targets[chosen],
+        tokens=packed.tokens[chosen],
+        divided=divided,
+    )
+    return part, chosen

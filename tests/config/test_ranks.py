@@ -80,11 +80,16 @@ def test_layouts_that_cannot_be_are_refused(
         (4, 2, ""),
     ],
 )
-def test_each_replica_has_as_many_ranks(ranks: int, replicas: int, said: str) -> None:
-    train = {"ranks": ranks, "replicas": replicas}
-    found = [remedy for _, remedy in rank_contradictions(config(train=train))]
+@pytest.mark.parametrize("name", ["replicas", "context_ranks"])
+def test_ranks_are_a_multiple_of_what_they_are_divided_into(
+    ranks: int, replicas: int, said: str, name: str
+) -> None:
+    found = [
+        remedy for _, remedy in rank_contradictions(config(train={"ranks": ranks, name: replicas}))
+    ]
+    said = said.replace("replicas", name)
     assert len(found) == bool(said) and all(said in remedy for remedy in found)
-    cuda = config(train={"device": "cuda", "replicas": 2})  # its ranks are not known yet
+    cuda = config(train={"device": "cuda", name: 2})  # its ranks are not known yet
     assert not [*rank_contradictions(cuda)]
 
 

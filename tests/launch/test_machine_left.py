@@ -9,7 +9,8 @@ from asyncrl.config.gpus import gpus_of
 from asyncrl.launch import machine_left
 from asyncrl.launch.machine_left import NONE_FAULTY, Faulty, settings_left
 
-GIVEN = load(None, ["train.device=cuda", "train.ranks=4", "train.replicas=2"], {})
+TWO = "train.replicas=2", "train.context_ranks=2"
+GIVEN = load(None, ["train.device=cuda", "train.ranks=4", *TWO], {})
 
 
 async def test_a_rank_goes_with_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +18,7 @@ async def test_a_rank_goes_with_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None
     found = await settings_left(GIVEN, 64, 0)
     assert found is not None
     left, said = found
-    assert (left.train.ranks, left.train.replicas) == (3, 1)
+    assert (left.train.ranks, left.train.replicas, left.train.context_ranks) == (3, 1, 1)
     assert said == "The trainer continues with 3 of 4 ranks: this machine has 3 GPUs."
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from training_world import build
 
 from asyncrl.training.forward import TreeAttention, attention_of
-from asyncrl.training.packing import PackedBatch, pack
+from asyncrl.training.packing import PackedBatch, own_part, pack
 from asyncrl.training.trees import block_attention
 from asyncrl.training.trees.block_attention import BlockAttention, block_mask
 from asyncrl.training.trees.table_attention import TableAttention
@@ -48,23 +48,38 @@ many_cuts = st.lists(st.integers(0, 59), min_size=0, max_size=25)
 
 
 @settings(max_examples=drawn(30), deadline=None)
-@given(st.integers(0, 100), many_cuts)
-def test_the_mask_and_its_blocks_are_those_of_the_paths(seed: int, cuts: list[int]) -> None:
+@given(st.integers(0, 100), many_cuts, st.integers(1, 3))
+def test_the_mask_and_its_blocks_are_those_of_the_paths(
+    seed: int, cuts: list[int], ranks: int
+) -> None:
+    """Of all places as queries, and of those of a rank."""
     packed = packed_tree(seed, cuts)
-    expected, mask = dense(packed), block_mask(packed.ends)
-    place = torch.arange(len(packed.ids))
+    own = None
+    if ranks > 1:
+        packed, _ = own_part(whole := packed, seed % ranks, ranks)
+        assert packed.divided is not None
+        own = packed.divided.own
+        filled = torch.eye(len(packed.ends)) > 0
+        filled[: len(whole.ids), : len(whole.ids)] = dense(whole)
+        expected = filled[own]
+    else:
+        expected = dense(packed)
+    mask = block_mask(packed.ends, own)
+    query, key = (torch.arange(size) for size in expected.shape)
     zero = torch.tensor(0)
-    assert torch.equal(mask.mask_mod(zero, zero, place[:, None], place[None]), expected)
-    missing = -len(place) % block_attention.BLOCK
-    tiles = F.pad(expected, (0, missing, 0, missing)).unfold(0, 128, 128).unfold(1, 128, 128)
-    real = F.pad(torch.ones_like(expected), (0, missing, 0, missing))
+    assert torch.equal(mask.mask_mod(zero, zero, query[:, None], key[None]), expected)
+    fill = (0, -len(key) % block_attention.BLOCK, 0, -len(query) % block_attention.BLOCK)
+    tiles = F.pad(expected, fill).unfold(0, 128, 128).unfold(1, 128, 128)
+    real = F.pad(torch.ones_like(expected), fill)
     holes = (real.unfold(0, 128, 128).unfold(1, 128, 128) & ~tiles).flatten(2).any(2)
     some = tiles.flatten(2).any(2)
     for number in range(len(some)):
         partial = mask.kv_indices[0, 0, number, : mask.kv_num_blocks[0, 0, number]].tolist()
         full = mask.full_kv_indices[0, 0, number, : mask.full_kv_num_blocks[0, 0, number]].tolist()
         assert not set(partial) & set(full)
-        assert {*partial, *full} == set(torch.nonzero(some[number]).flatten().tolist())
+        needed = set(torch.nonzero(some[number]).flatten().tolist())
+        # queries of a rank leave gaps, in which may be what only others see
+        assert {*partial, *full} == needed if own is None else {*partial, *full} >= needed
         assert not holes[number, full].any()
         # what is causal within itself is never taken as seen by all
         assert set(partial) >= set(torch.nonzero(some[number] & holes[number]).flatten().tolist())

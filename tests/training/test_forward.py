@@ -258,4 +258,4 @@ def test_a_random_tree_has_the_gradients_of_its_sequences_alone(
     size = max(float(gradient.abs().max()) for gradient in by_itself.values())
     for key, gradient in by_itself.items():
         assert float((together[key] - gradient).abs().max()) < TREE_MODELS[name] * size
-    assert all(table.shared is None for b in packed_batches(every, False) for table in b.tables)
+    assert all(table.ends is None for b in packed_batches(every, False) for table in b.tables)

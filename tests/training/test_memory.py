@@ -22,7 +22,7 @@ from asyncrl.training.fitting import changes, fitting
 from asyncrl.training.forward import make_logits_in_chunks, may_share
 from asyncrl.training.memory import LiveBytes, peak_of, predict, worst_batches
 from asyncrl.training.memory_parts import MemoryParts
-from asyncrl.training.models import empty_model
+from asyncrl.training.models import ModelError, empty_model
 from asyncrl.training.recomputation import recompute
 from asyncrl.training.shown_images import freeze_tower
 
@@ -160,6 +160,18 @@ def test_small_moments_are_predicted_too(tmp_path: Path) -> None:
 @pytest.mark.explore
 def test_layers_that_are_computed_again_keep_less() -> None:
     assert predicted(*LESS).activations < 0.7 * predicted(*PLAIN).activations
+    of_gpu = "train.device=cuda", "train.ranks=2"
+    away = predicted(*LESS, *of_gpu, "train.offload_activations=true").activations
+    assert away < predicted(*LESS, *of_gpu).activations
+
+
+@pytest.mark.explore
+def test_ranks_that_compute_a_row_together_share_its_activations() -> None:
+    of_gpu = *LESS, "train.device=cuda", "train.ranks=2", "engine.context_tokens=200"
+    alone, together = (
+        predicted(*of_gpu, f"train.context_ranks={ranks}").activations for ranks in (1, 2)
+    )
+    assert together < 0.8 * alone
 
 
 @pytest.mark.explore
@@ -248,10 +260,11 @@ def test_live_bytes_are_those_of_storages_until_their_last_tensor_is_gone() -> N
 
 
 def made(config: Config) -> MemoryParts:
-    """Memory that grows with tokens, and less where layers are computed again."""
+    """Memory that grows with tokens, and less where layers are computed again, or ranks compute a
+    row together."""
     share = 1 if config.train.recompute_activations else 4
     tokens = config.train.micro_tokens + config.engine.context_tokens
-    return MemoryParts(100, 0, 100, 200, 0, share * tokens, 0, 50)
+    return MemoryParts(100, 0, 100, 200, 0, share * tokens // config.train.context_ranks, 0, 50)
 
 
 def test_the_least_change_that_fits_is_named(tmp_path: Path) -> None:
@@ -274,17 +287,26 @@ def test_the_least_change_that_fits_is_named(tmp_path: Path) -> None:
         400 + 104,
     )
     assert words(420) == words(300) == ("", 0)
+    config = config_of(tmp_path, "train.ranks=6", "train.recompute_activations=true")
+    assert words(450) == ("train.micro_tokens = 64, train.context_ranks = 3", 400 + 50)
+
+    def alone(config: Config) -> MemoryParts:
+        if config.train.context_ranks > 1:
+            raise ModelError("it mixes tokens otherwise")
+        return made(config)
+
+    assert fitting(config, 510, alone).fitting.startswith("rollout.max_new_tokens = 36,")
 
 
 def test_changes_are_settings_that_a_run_may_have(tmp_path: Path) -> None:
     def settings() -> Iterator[list[str]]:
-        for words, _ in changes(config_of(tmp_path)):
+        for words, _ in changes(config_of(tmp_path, "train.ranks=6")):
             sets = []
             for one in words.split(", "):
                 *keys, value = one.split(" = ")
                 sets += [f"{key}={value}" for key in keys]
             yield sets
 
-    assert [config_of(tmp_path, *sets) for sets in settings()] == [
-        changed for _, changed in changes(config_of(tmp_path))
+    assert [config_of(tmp_path, "train.ranks=6", *sets) for sets in settings()] == [
+        changed for _, changed in changes(config_of(tmp_path, "train.ranks=6"))
     ]

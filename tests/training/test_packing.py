@@ -42,9 +42,12 @@ def pasts(batch: PackedBatch) -> dict[int, list[int]]:
     micro-batch."""
     seen = []
     for table in batch.tables:
-        shared = torch.zeros(len(table.keys)) if table.shared is None else table.shared
-        for keys, queries, before in zip(table.keys, table.queries, shared.tolist(), strict=True):
-            seen += [keys[: int(before) + column + 1] for column in range(len(queries))]
+        mask = table.mask()
+        for row, (keys, queries) in enumerate(zip(table.keys, table.queries, strict=True)):
+            if mask is None:
+                seen += [keys[: column + 1] for column in range(len(queries))]
+            else:
+                seen += [keys[hidden == 0] for hidden in mask[row, 0]]
     found = {}
     for predictor, target, token in zip(
         batch.logit_positions.tolist(), batch.targets.tolist(), batch.tokens.tolist(), strict=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
@@ -12,8 +13,14 @@ from hypothesis import strategies as st
 from some_values import drawn
 
 from asyncrl.training.trees import attention_tables as tables_module
-from asyncrl.training.trees.attention_tables import attention_tables, cuts, table_cost
-from asyncrl.training.trees.prefix_tree import PrefixTree, prefix_tree
+from asyncrl.training.trees.attention_tables import (
+    AttentionTable,
+    attention_tables,
+    cuts,
+    table_cost,
+)
+from asyncrl.training.trees.divided_places import divided_places
+from asyncrl.training.trees.prefix_tree import Ints, PrefixTree, prefix_tree
 
 ids = st.lists(st.integers(0, 2), min_size=1, max_size=9)
 several = st.lists(ids, min_size=1, max_size=14)
@@ -84,14 +91,31 @@ def test_trees_come_by_their_shortest_sequence(sequences: list[list[int]]) -> No
     assert shortest == sorted(shortest) and len(roots) == len({s[0] for s in sequences})
 
 
-@given(several, st.booleans(), st.integers(1, 300))
+@given(several, st.booleans(), st.integers(1, 300), st.integers(1, 4))
 def test_each_place_is_a_query_once_after_its_path(
-    sequences: list[list[int]], shared: bool, price: int
+    sequences: list[list[int]], shared: bool, price: int, ranks: int
 ) -> None:
+    """Of one rank, and of several that have some of the places each."""
     tree, _ = tree_of(sequences, shared)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables_module, "TABLE_TOKENS", price)
-        tables, home = attention_tables(tree)
+    asked = list[int]()
+    for rank in range(ranks):
+        own = np.arange(len(tree.ids))
+        if ranks > 1:
+            own = divided_places(len(tree.ids), rank, ranks).own.numpy()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tables_module, "TABLE_TOKENS", price)
+            tables, home = attention_tables(tree, own if ranks > 1 else None)
+        assert len(home) == len(own)
+        asked += queried(tree, tables, home, own)
+        if ranks == 1 and not shared:
+            rows = np.concatenate([table.sequences.numpy() for table in tables])
+            assert sorted(rows) == list(range(len(tree.length)))
+    assert sorted(asked) == list(range(len(tree.ids)))
+
+
+def queried(tree: PrefixTree, tables: Sequence[AttentionTable], home: Ints, own: Ints) -> list[int]:
+    """The tree's places among a rank's own, each of which is seen to be a query after its path."""
+    assert tables
     seen = {}
     index = 0
     for table in tables:
@@ -104,13 +128,12 @@ def test_each_place_is_a_query_once_after_its_path(
             for column, query in enumerate(queries):
                 seen[index] = (query, table.keys[row][mask[row, 0, column] == 0].tolist())
                 index += 1
-    ends = tree.ends()
-    for place in range(len(tree.ids)):
-        query, keys = seen[int(home[place])]
-        assert query == place
+    ends, inside = tree.ends(), [place for place in own.tolist() if place < len(tree.ids)]
+    for number, place in enumerate(inside):
+        query, keys = seen[int(home[number])]
+        assert own[query] == place
         assert keys == [k for k in range(place + 1) if place < ends[k]]
-    rows = np.concatenate([table.sequences.numpy() for table in tables])
-    assert sorted(rows) == list(range(len(tree.length)))
+    return inside
 
 
 @settings(max_examples=drawn(50))

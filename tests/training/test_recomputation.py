@@ -4,7 +4,7 @@ bit, in each way that a model is given samples; and less is kept for them."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from asyncrl.training.forward import Passes, attend_in_blocks, log_probabilities
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import ModelError
 from asyncrl.training.packing import PackedBatch, pack
-from asyncrl.training.recomputation import recompute
+from asyncrl.training.recomputation import ON_HOST, recompute
 
 LAYOUTS: dict[str, tuple[Passes, bool]] = {
     "packed": ("packed", False),
@@ -94,6 +94,17 @@ def test_the_gradients_are_the_same_to_the_bit(name: str, layout: str) -> None:
     expected = gradients(model, packed)
     recompute(model)
     assert same(gradients(model, packed), expected)
+    away = list[Tensor]()
+
+    def to_host(tensor: Tensor) -> Any:
+        away.append(tensor)
+        return ON_HOST.away(tensor)
+
+    recompute(model, ON_HOST._replace(away=to_host))
+    assert same(gradients(model, packed), expected)
+    layers = sum(isinstance(m, GradientCheckpointingLayer) for m in model.modules())
+    batches = {"packed": 1, "padded": len(packed.tables), "alone": len(packed.tree.length)}
+    assert len(away) == layers * batches[passes] and all(each.dim() == 3 for each in away)
 
 
 @pytest.mark.skipif(
@@ -112,7 +123,8 @@ def test_attention_that_is_forgotten_is_seen(monkeypatch: pytest.MonkeyPatch) ->
     """The defect that all this is against: a layer that is computed again has the model's own
     attention. Nothing is raised, and the gradients are far from what they were."""
 
-    def forgetful(_: Any, __: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def forgetful(*given: Any, **kwargs: Any) -> Any:
+        _, _, _, forward, *args = given
         return checkpoint(partial(forward, **kwargs), *args, use_reentrant=True)
 
     model = build("qwen3").eval()

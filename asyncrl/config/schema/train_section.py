@@ -33,8 +33,10 @@ class TrainConfig(Section, frozen=True):
         "eval_every",
         "checkpoint_every",
         "recompute_activations",
+        "offload_activations",
         "ranks",
         "replicas",
+        "context_ranks",
         "min_ranks",
         "attention",
     )
@@ -62,6 +64,16 @@ class TrainConfig(Section, frozen=True):
             description=(
                 "copies of the model among the ranks, each sharded over ranks / replicas of "
                 "them; more copies gather over shorter distances and take more memory"
+            ),
+        ),
+    ] = 1
+    context_ranks: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description=(
+                "ranks that compute a row of tokens together, each a part of it, for contexts "
+                "that are too long for one; they share out the activations of a pass"
             ),
         ),
     ] = 1
@@ -287,6 +299,15 @@ class TrainConfig(Section, frozen=True):
             )
         ),
     ] = False
+    offload_activations: Annotated[
+        bool,
+        Meta(
+            description=(
+                "with recompute_activations on cuda: keep the inputs of layers in host memory "
+                "between the passes"
+            )
+        ),
+    ] = False
     attention: Annotated[
         Literal["auto", "blocks"],
         Meta(
@@ -358,6 +379,17 @@ class TrainConfig(Section, frozen=True):
                 ("train.micro_tokens", "engine.context_tokens"),
                 "the longest rollout must fit in a micro-batch: micro_tokens must be at least "
                 "context_tokens",
+            )
+        if self.offload_activations and not self.recompute_activations:
+            yield (
+                ("train.offload_activations", "train.recompute_activations"),
+                "only the inputs of recomputed layers are kept in host memory: set "
+                "recompute_activations to true",
+            )
+        if self.offload_activations and self.device == "cpu":
+            yield (
+                ("train.offload_activations", "train.device"),
+                "a processor's activations are in host memory: set offload_activations to false",
             )
         for name in ("router_replay", "router_aux", "router_bias_rate"):
             if getattr(self, name) and not whole.model.path:

@@ -31,6 +31,12 @@ class Rank(Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def lanes(self) -> int:
+        """Packed batches that are computed at a time: one of each rank, or of those ranks that
+        compute it together."""
+        ...
+
     def share(self, packed: Sequence[PackedBatch]) -> list[int | None]:
         """Places of the packed batches that this rank has, one for each round; None: it keeps up
         with others."""
@@ -109,7 +115,7 @@ class Rank(Protocol):
 class Alone:
     """A trainer of one rank, which has all there is."""
 
-    index, size = 0, 1
+    index, size, lanes = 0, 1, 1
 
     def share(self, packed: Sequence[PackedBatch]) -> list[int | None]:
         """All of them."""

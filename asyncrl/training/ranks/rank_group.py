@@ -34,9 +34,11 @@ from asyncrl.training.adapters import (
     base_parameters,
     learning,
 )
-from asyncrl.training.forward import log_probabilities, shares
+from asyncrl.training.context_ranks import divide_context, refuse_context
+from asyncrl.training.forward import log_probabilities, may_share, shares
 from asyncrl.training.packing import PackedBatch, cost, pack
 from asyncrl.training.ranks.collective_times import count_collectives, times_of
+from asyncrl.training.ranks.context_group import ContextGroup
 from asyncrl.training.ranks.pieces import pieces
 from asyncrl.training.ranks.rounds import rounds
 from asyncrl.training.ranks.stand_in import (
@@ -54,6 +56,8 @@ from asyncrl.training.sums import Sums
 _BESIDE = "asyncrl_beside"
 """Attribute of a mesh: a group of its ranks for threads that write, beside what computes, in host
 memory."""
+_TOGETHER = "asyncrl_together"
+"""Attribute of a mesh: those of its ranks that compute packed batches together with this one."""
 WRITTEN = timedelta(hours=1)
 """Longest wait of a rank for others to write their files. One that is lost ends it at once."""
 
@@ -67,6 +71,8 @@ class RankGroup:
         self._dtype: torch.dtype = model.dtype
         self.index = mesh.get_rank()
         self.size = mesh.size()
+        self._context: ContextGroup | None = getattr(mesh, _TOGETHER, None)
+        self.lanes = self.size // (self._context.size if self._context else 1)
         self._device = torch.device(mesh.device_type)
         self._beside: dist.ProcessGroup | None = getattr(mesh, _BESIDE, None)
         self._writes = writes
@@ -76,10 +82,15 @@ class RankGroup:
     def share(self, packed: Sequence[PackedBatch]) -> list[int | None]:
         """Places of the packed batches that this rank has, one for each round; None: it keeps up
         with others."""
-        costs = [cost(p) for p in packed]
-        found = [each[self.index] for each in rounds(costs, self.size)]
-        self.times.given(sum(costs[place] for place in found if place is not None))
+        costs, together = [cost(p) for p in packed], self.size // self.lanes
+        found = [each[self.index // together] for each in rounds(costs, self.lanes)]
+        self.times.given(sum(costs[place] for place in found if place is not None) / together)
         return found
+
+    @property
+    def _speaks(self) -> bool:
+        """True of one of the ranks that compute packed batches together, and know the same."""
+        return self._context is None or self._context.index == 0
 
     def keep_up(self, model: PreTrainedModel, *, backward: bool = True) -> None:
         """Take part in a round, forward and mostly backward, with nothing to learn."""
@@ -93,6 +104,8 @@ class RankGroup:
     def added(self, tensor: Tensor) -> Tensor:
         """The sum of all ranks' numbers at each place (float32)."""
         found = tensor.to(self._device, copy=True)
+        if not self._speaks:
+            found.zero_()
         with self.times.waiting():
             dist.all_reduce(found, dist.ReduceOp.SUM, group=self._group)
         return found.to(tensor.device)
@@ -107,6 +120,8 @@ class RankGroup:
     def summed(self, sums: Sums) -> Sums:
         """Sums over all ranks, added in the order of the ranks."""
         found = Sums()
+        if not self._speaks:
+            sums = Sums(routed=sums.routed)  # of its own places
         with self.times.waiting():
             parts = _gathered(sums.encoded(), self._group, self._device)
         for part in parts:
@@ -164,6 +179,7 @@ class RankGroup:
         """Leave this rank its shards of a model that does not learn, with `weights`, if it has no
         memory for its own; otherwise all ranks have it whole and alike."""
         _divide(model, self._mesh, MixedPrecisionPolicy())
+        _compute_together(model, self._context)
         if weights is not None:
             _fill(model, weights)
 
@@ -177,13 +193,14 @@ class RankGroup:
 
     def squared_norm(self, total: Tensor, learn: Sequence[nn.Parameter]) -> Tensor:
         """The squared norm (float64) of the gradient of `total`, which all ranks compute alike, by
-        the parameters that learn. Gradients are sums over ranks, and there are as many of it."""
+        the parameters that learn. Gradients are sums over ranks, and there are as many of it as
+        lanes."""
         kept = [parameter.grad for parameter in learn]
         for parameter in learn:
             parameter.grad = None
         total.backward()  # type: ignore[no-untyped-call]
         own = [parameter.grad for parameter in learn if parameter.grad is not None]
-        norm = self.whole(nn.utils.get_total_norm(own)).double() / self.size
+        norm = self.whole(nn.utils.get_total_norm(own)).double() / self.lanes
         for parameter, gradient in zip(learn, kept, strict=True):
             parameter.grad = gradient
         return norm.square()
@@ -219,6 +236,7 @@ def shard(
         policy = MixedPrecisionPolicy(param_dtype=model.dtype, reduce_dtype=torch.float32)
     learn = {name for name, _ in learning(model)} if smaller else set[str]()
     _divide(model, mesh, policy, learn)
+    _compute_together(model, getattr(mesh, _TOGETHER, None))
     if weights is not None:
         _fill(model, weights)
     if adapted(model):
@@ -257,6 +275,14 @@ def _divide(
         found.set_gradient_divide_factor(1.0)
         found.set_force_sum_reduction_for_comms(True)  # gloo has no other
         count_collectives(found, mesh)
+
+
+def _compute_together(model: PreTrainedModel, context: ContextGroup | None) -> None:
+    """Compute the model's packed batches together with these ranks. Raises ModelError where that
+    cannot be."""
+    if context is not None:
+        refuse_context(model, shares=may_share(model))
+        divide_context(model, context)
 
 
 def _gathered(said: bytes, group: dist.ProcessGroup, device: torch.device) -> list[bytes]:
@@ -303,35 +329,52 @@ def _fill(model: PreTrainedModel, weights: ModelRows) -> None:
 
 @contextmanager
 def open_ranks(
-    device: str, store: Store, index: int, size: int, replicas: int = 1, *, patience_s: float
+    device: str,
+    store: Store,
+    index: int,
+    size: int,
+    replicas: int = 1,
+    together: int = 1,
+    *,
+    patience_s: float,
 ) -> Iterator[DeviceMesh]:
     """Join the other ranks, which meet in `store`; no collective of them may take longer than
-    `patience_s` seconds. Gives their mesh, [size], or [replicas, size / replicas]. Raises torch's
-    DistError where one does not come."""
+    `patience_s` seconds. Gives their mesh, [size], or [replicas, size / replicas], of which so many
+    neighbours compute packed batches `together`. Raises torch's DistError where one does not
+    come."""
     cuda = device == "cuda"
     if cuda:
         torch.cuda.set_device(0)  # the only one that this process sees
+    patience = timedelta(seconds=math.ceil(patience_s))
     dist.init_process_group(
-        "nccl" if cuda else "gloo",
-        store=store,
-        rank=index,
-        world_size=size,
-        timeout=timedelta(seconds=math.ceil(patience_s)),
+        "nccl" if cuda else "gloo", store=store, rank=index, world_size=size, timeout=patience
     )
     with warnings.catch_warnings():
         # of logits changed in place, which none are
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
-        yield mesh_of(device, torch.arange(size), replicas)
+        yield mesh_of(device, torch.arange(size), replicas, together, patience)
     dist.destroy_process_group()  # after an error it might wait for a rank that is lost
 
 
-def mesh_of(device: str, ranks: Tensor, replicas: int) -> DeviceMesh:
+def mesh_of(
+    device: str,
+    ranks: Tensor,
+    replicas: int,
+    together: int = 1,
+    patience: timedelta | None = None,
+) -> DeviceMesh:
     """The mesh of these ranks, int64 [ranks]: of one dimension, or of replicas and the ranks of
-    each. All ranks of the default group call this."""
+    each. So many neighbours compute packed batches `together`. All ranks of the default group call
+    this."""
     if replicas == 1:
         mesh = DeviceMesh(device, ranks)
     else:
         names = ("replicate", "shard")
         mesh = DeviceMesh(device, ranks.reshape(replicas, -1), mesh_dim_names=names)
     setattr(mesh, _BESIDE, dist.new_group(ranks.tolist(), timeout=WRITTEN, backend="gloo"))
+    if together > 1:
+        for neighbours in ranks.split(together):
+            group = dist.new_group(neighbours.tolist(), timeout=patience)
+            if dist.get_rank() in neighbours.tolist():
+                setattr(mesh, _TOGETHER, ContextGroup(group, times_of(mesh)))
     return mesh

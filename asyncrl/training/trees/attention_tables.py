@@ -1,14 +1,17 @@
 """Attention of a prefix tree as tables of rows. Invariant: each place is a query once, after its
 own path and nothing else.
 
-A row is a segment: its queries are the places of the segment, its keys those of the whole path to
-its end. Rows of about one size form a table, right-padded. A segment that shares nothing is its own
-path: then causal attention never sees the padding, and no mask is built. Other segments end where
-their path ends, so their mask is causal from the bottom right.
+A row is a segment, or several that follow each other in a tree: its queries are their places, its
+keys the path to the first of them, and these places themselves. So short segments share the copy of
+the path that they have in common, for a few scores that are masked. Rows of about one size form a
+table, right-padded. A segment that shares nothing is its own path: then causal attention never sees
+the padding, and no mask is built. In others a query sees a key that is in its path: a place q has k
+in its path if k <= q < ends[k].
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -23,42 +26,65 @@ TABLE_TOKENS = 128
 """Cost of one more table of rows, in tokens of padding, measured on small models."""
 ROW_QUERIES = 128
 """The number of queries at which a key's attention costs as much as storing it in the row."""
+JOINED = 64
+"""Most segments of a row."""
 
 
 class AttentionTable(NamedTuple):
     """Rows of about one size. Of each row: its sequence of the tree, int64 [rows]; its `queries`,
     int64 [rows, queries], and its `keys`, int64 [rows, keys], places of the tree, right-padded with
-    the segment's first; and how many of its keys are `shared` and come before its first query,
-    int64 [rows]; None where it is 0 for all: then `keys` are the `queries`."""
+    the row's first; and the `ends` of its keys, int64 [rows, keys], 0 of padding; None where
+    attention is causal. `places` are the queries' own: the `queries` of a rank that has some of
+    the places are their indexes among these."""
 
     sequences: Tensor
     queries: Tensor
     keys: Tensor
-    shared: Tensor | None
+    places: Tensor
+    ends: Tensor | None
 
     def to(self, device: torch.device) -> AttentionTable:
         """The same on a device."""
-        queries = self.queries.to(device)
-        if self.shared is None:
-            return self._replace(queries=queries, keys=queries)
-        return self._replace(
-            queries=queries, keys=self.keys.to(device), shared=self.shared.to(device)
-        )
+        moved = {id(each): each.to(device) for each in self if each is not None}
+        return AttentionTable._make(each if each is None else moved[id(each)] for each in self)
 
     def mask(self) -> Tensor | None:
         """Bias of the scores of each query and key: 0 or -inf, float32 [rows, 1, queries, keys];
         None for causal attention."""
-        if self.shared is None:
+        if self.ends is None:
             return None
-        device = self.shared.device
-        last = self.shared[:, None] + torch.arange(self.queries.shape[1], device=device)
-        hidden = torch.arange(self.keys.shape[1], device=device) > last[:, None, :, None]
-        return torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -torch.inf)
+        keys, ends, query = self.keys[:, None], self.ends[:, None], self.places[:, :, None]
+        hidden = ((keys > query) | (query >= ends))[:, None]
+        return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
 
 
-def attention_tables(tree: PrefixTree) -> tuple[tuple[AttentionTable, ...], Ints]:
+class _Rows(NamedTuple):
+    """Rows of a tree: of each, int64 [rows], its sequence, its `first` place, its `own` queries,
+    and how many places of its path are `shared` and come before them."""
+
+    sequence: Ints
+    first: Ints
+    own: Ints
+    shared: Ints
+
+    @property
+    def length(self) -> Ints:
+        return self.shared + self.own
+
+    def inside(self, begin: int, end: int) -> _Rows:
+        """What of the rows has its queries in [begin, end)."""
+        skipped = np.maximum(0, begin - self.first)
+        own = np.minimum(self.own, end - self.first) - skipped
+        cut = _Rows(self.sequence, self.first + skipped, own, self.shared + skipped)
+        return _Rows(*(of[own > 0] for of in cut))
+
+
+def attention_tables(
+    tree: PrefixTree, own: Ints | None = None
+) -> tuple[tuple[AttentionTable, ...], Ints]:
     """The tables of a tree, and the index of each place among all their queries, flattened and
-    joined; int64 [places].
+    joined; int64 [places]. With `own` places (ascending, int64), the tables of these as queries,
+    and the indexes of these: 0 for those that are in no tree. There is always a row.
 
     >>> tree = PrefixTree(np.array([7, 8, 1, 2, 3]), np.array([4, 3]), np.array([0, 2]))
     >>> tables, home = attention_tables(tree)
@@ -66,43 +92,114 @@ def attention_tables(tree: PrefixTree) -> tuple[tuple[AttentionTable, ...], Ints
     [([[0, 1, 2, 3]], [[0, 1, 2, 3]]), ([[4]], [[0, 1, 4]])]
     >>> home.tolist()
     [0, 1, 2, 3, 4]
+    >>> tables, home = attention_tables(tree, own=np.array([2, 4]))
+    >>> [(table.queries.tolist(), table.keys.tolist()) for table in tables]
+    [([[0], [1]], [[0, 1, 2], [0, 1, 4]])]
     """
-    own, first, paths = tree.length - tree.shared, tree.first, tree.paths()
-    tables, home, before = [], np.empty(len(tree.ids), dtype=np.int64), 0
+    sequences = np.arange(len(tree.length))
+    every = _Rows(sequences, tree.first, tree.length - tree.shared, tree.shared)
+    if own is not None:
+        every = _rows_of(every, own)
+    paths, ends = tree.paths(), tree.ends()
+    count = len(tree.ids) if own is None else len(own)
+    tables, home, before = [], np.zeros(count, dtype=np.int64), 0
     for whole in (True, False):
-        chosen = np.flatnonzero((tree.shared == 0) == whole)
-        for rows in _cut(chosen, own, tree.length):
-            column = np.arange(own[rows].max())
-            inside = column < own[rows, None]
-            queries = np.where(inside, first[rows, None] + column, first[rows, None])
+        chosen = _Rows(*(of[(every.shared == 0) == whole] for of in every))
+        for rows in _cut(chosen if whole else _joined(chosen)):
+            column = np.arange(rows.own.max())
+            inside = column < rows.own[:, None]
+            places = np.where(inside, rows.first[:, None] + column, rows.first[:, None])
+            queries = places if own is None else np.searchsorted(own, places)
             home[queries[inside]] = before + np.flatnonzero(inside)
             before += queries.size
-            keys = queries
-            if not whole:
-                keys = np.repeat(first[rows, None], tree.length[rows].max(), axis=1)
-                for row, sequence in zip(keys, rows.tolist(), strict=True):
-                    row[: len(paths[sequence])] = paths[sequence]
-            tables.append(
-                AttentionTable(
-                    torch.from_numpy(rows),
-                    torch.from_numpy(queries),
-                    torch.from_numpy(keys),
-                    None if whole else torch.from_numpy(tree.shared[rows]),
-                )
-            )
+            keys, last = (places, None) if whole else _keys(rows, paths, ends)
+            tables.append(_table(rows.sequence, queries, keys, places, last))
     return tuple(tables), home
 
 
-def _cut(rows: Ints, own: Ints, length: Ints) -> list[Ints]:
+def _keys(rows: _Rows, paths: Sequence[Ints], ends: Ints) -> tuple[Ints, Ints]:
+    """The keys of rows, and their ends, int64 [rows, keys]: of each the path to its first place,
+    and its own places."""
+    keys = np.repeat(rows.first[:, None], rows.length.max(), axis=1)
+    last = np.zeros_like(keys)
+    for row, until, sequence, first, own, shared in zip(
+        keys, last, *(of.tolist() for of in rows), strict=True
+    ):
+        row[:shared] = paths[sequence][:shared]
+        row[shared : shared + own] = np.arange(first, first + own)
+        until[: shared + own] = ends[row[: shared + own]]
+    return keys, last
+
+
+def _table(
+    sequences: Ints, queries: Ints, keys: Ints, places: Ints, ends: Ints | None
+) -> AttentionTable:
+    """A table of arrays, of which those that are the same one stay so."""
+    arrays = sequences, queries, keys, places, ends
+    tensors = {id(of): torch.from_numpy(of) for of in arrays if of is not None}
+    of_ends = None if ends is None else tensors[id(ends)]
+    return AttentionTable(*(tensors[id(of)] for of in (sequences, queries, keys, places)), of_ends)
+
+
+def _joined(rows: _Rows) -> _Rows:
+    """Join rows whose places follow each other, so that all together cost least (dynamic
+    programming over the end of the last one, as in `cuts`)."""
+    if not len(rows.first):
+        return rows
+    parted = np.flatnonzero(rows.first[1:] != rows.first[:-1] + rows.own[:-1]) + 1
+    found = list[int]()
+    for begin, end in pairwise([0, *parted.tolist(), len(rows.first)]):
+        until = np.append(0, np.cumsum(rows.own[begin:end]))
+        best, before = np.zeros(len(until)), np.zeros(len(until), dtype=np.int64)
+        for last in range(1, len(until)):
+            since = max(0, last - JOINED)
+            queries = until[last] - until[since:last]
+            keys = rows.shared[begin + since : begin + last] + queries
+            cost = best[since:last] + _row_cost(queries, keys)
+            before[last] = since + np.argmin(cost)
+            best[last] = cost.min()
+        starts, last = list[int](), end - begin
+        while last:
+            last = int(before[last])
+            starts.append(begin + last)
+        found += reversed(starts)
+    at = np.array(found)
+    own = np.add.reduceat(rows.own, at)
+    return _Rows(rows.sequence[at], rows.first[at], own, rows.shared[at])
+
+
+def _row_cost(queries: Ints, keys: Ints) -> NDArray[np.float64]:
+    """Cost of a row of these sizes, in tokens."""
+    cost: NDArray[np.float64] = keys * (1 + queries / ROW_QUERIES)
+    return cost
+
+
+def _rows_of(every: _Rows, own: Ints) -> _Rows:
+    """The rows of these places (ascending). Where none is in a row, that of one place, which
+    nobody reads: attention must be of something."""
+    begins = np.flatnonzero(np.diff(own, prepend=own[0] - 2) != 1)
+    ends = np.append(begins[1:], len(own)) - 1
+    pieces = [
+        every.inside(int(own[begin]), int(own[end]) + 1)
+        for begin, end in zip(begins, ends, strict=True)
+    ]
+    found = _Rows(*(np.concatenate(of) for of in zip(*pieces, strict=True)))
+    if len(found.sequence):
+        return found
+    nothing = np.zeros(1, dtype=np.int64)
+    return _Rows(nothing, own[:1], nothing + 1, nothing)
+
+
+def _cut(rows: _Rows) -> list[_Rows]:
     """Divide rows into tables: by length or by their own tokens, whichever costs less."""
-    if not len(rows):
+    if not len(rows.first):
         return []
     divided = []
-    for keys in ((own, length), (length, own)):
-        ordered = rows[np.lexsort([of[rows] for of in keys])]
-        divided.append((ordered, *cuts(own[ordered], length[ordered])))
+    for keys in ((rows.own, rows.length), (rows.length, rows.own)):
+        ordered = np.lexsort(keys)
+        divided.append((ordered, *cuts(rows.own[ordered], rows.length[ordered])))
     ordered, ends, _ = min(divided, key=lambda of: of[2])
-    return np.split(ordered, ends[:-1])
+    return [_Rows(*(of[chosen] for of in rows)) for chosen in np.split(ordered, ends[:-1])]
 
 
 def cuts(queries: Ints, keys: Ints) -> tuple[list[int], float]:
@@ -131,7 +228,7 @@ def cuts(queries: Ints, keys: Ints) -> tuple[list[int], float]:
 
 def table_cost(rows: Ints, queries: Ints, keys: Ints) -> NDArray[np.float64]:
     """Cost of tables of so many rows of these sizes, in tokens."""
-    return TABLE_TOKENS + rows * keys * (1 + queries / ROW_QUERIES)
+    return TABLE_TOKENS + rows * _row_cost(queries, keys)
 
 
 def _largest(sizes: Ints) -> Ints:

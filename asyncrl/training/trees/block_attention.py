@@ -25,23 +25,27 @@ BLOCK = 128
 """Places of a block of queries, and of one of keys."""
 
 
-def block_mask(ends: Tensor) -> BlockMask:
-    """The mask of a tree's places: `ends`, int64 [places]."""
+def block_mask(ends: Tensor, own: Tensor | None = None) -> BlockMask:
+    """The mask of a tree's places: `ends`, int64 [places]; the queries are all of them, or some of
+    them, the `own` (int64, ascending)."""
     count, device = len(ends), ends.device
+    asked = torch.arange(count, device=device) if own is None else own
     missing = -count % BLOCK
     largest = F.pad(ends, (0, missing), value=0).view(-1, BLOCK).amax(1)
     least = F.pad(ends, (0, missing), value=count).view(-1, BLOCK).amin(1)
-    first = torch.arange(len(least), device=device) * BLOCK
-    last = (first + BLOCK).clamp(max=count)
-    before = first[None] < first[:, None]
+    key = torch.arange(len(least), device=device) * BLOCK
+    first = asked[::BLOCK]
+    last = F.pad(asked, (0, -len(asked) % BLOCK), value=0).view(-1, BLOCK).amax(1) + 1
+    before = (key + BLOCK)[None] <= first[:, None]
     every = before & (least[None] >= last[:, None])
-    some = (before & (largest[None] > first[:, None]) & ~every) | (first[None] == first[:, None])
+    some = (key[None] < last[:, None]) & (largest[None] > first[:, None]) & ~every
 
     def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & (query < ends[key])
+        place = asked[query]
+        return (key <= place) & (place < ends[key])
 
     return BlockMask.from_kv_blocks(
-        *_indices(some), *_indices(every), BLOCK, visible, seq_lengths=(count, count)
+        *_indices(some), *_indices(every), BLOCK, visible, seq_lengths=(len(asked), count)
     )
 
 
@@ -52,10 +56,11 @@ def _indices(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class BlockAttention:
-    """Attention by the ends of a tree's places, int64 [places]."""
+    """Attention by the ends of a tree's places, int64 [places], of all of them as queries, or of
+    the `own`."""
 
-    def __init__(self, ends: Tensor, device: torch.device) -> None:
-        self._mask = block_mask(ends.to(device))
+    def __init__(self, ends: Tensor, device: torch.device, own: Tensor | None = None) -> None:
+        self._mask = block_mask(ends.to(device), None if own is None else own.to(device))
 
     def attend(
         self,

@@ -51,15 +51,21 @@ TEMPERATURE = 0.7
 STEPS, SAVED = 2, 1
 EXAMPLES = [ExampleIds([1, 2], [3]), ExampleIds([4], [5, 6, 7, 8]), ExampleIds([9, 10], [12, 13])]
 LORA = LoraConfig(rank=3, alpha=7.5)
-LAYOUTS: dict[str, tuple[int, int]] = {
-    "shard 4": (4, 1),
-    "shard 2": (2, 1),
-    "2 replicas of 2": (4, 2),
-    "replicate 2": (2, 2),
-    "replicate 4": (4, 4),
-    "one": (1, 1),
+LAYOUTS: dict[str, tuple[int, int, int]] = {
+    "shard 4": (4, 1, 1),
+    "shard 2": (2, 1, 1),
+    "2 replicas of 2": (4, 2, 1),
+    "replicate 2": (2, 2, 1),
+    "replicate 4": (4, 4, 1),
+    "one": (1, 1, 1),
 }
-"""Ranks and replicas."""
+"""Ranks, replicas, and ranks that compute a packed batch together."""
+TOGETHER: dict[str, tuple[int, int, int]] = {
+    "context of 2": (2, 1, 2),
+    "context of 4": (4, 1, 4),
+    "2 contexts of 2": (4, 2, 2),
+}
+"""The same of ranks that compute packed batches together."""
 AXES: dict[str, tuple[str, ...]] = {
     "first": tuple(LAYOUTS)[:-1],
     "then": tuple(reversed(LAYOUTS)),
@@ -73,6 +79,12 @@ AXES: dict[str, tuple[str, ...]] = {
     "ema": ("0.7", "0"),
     "model": ("qwen3", "llama", "gpt2", "bfloat16"),
 }
+AXES_TOGETHER: dict[str, tuple[str, ...]] = AXES | {
+    "first": tuple(TOGETHER),
+    "then": (*reversed(TOGETHER), "shard 2", "one"),
+    "model": ("qwen3", "llama", "bfloat16"),
+}
+"""The axes of ranks that compute packed batches together."""
 
 
 SEEING = [
@@ -114,7 +126,7 @@ class Found(NamedTuple):
     state: dict[str, NDArray[Any]]
 
 
-def pairwise(seed: int) -> list[Case]:
+def pairwise(seed: int, axes: Mapping[str, Sequence[str]] = AXES) -> list[Case]:
     """Cases in which any two values of two axes meet, greedily: each has the most pairs that were
     not there yet, of 40 that were drawn."""
     draw = random.Random(seed)
@@ -124,7 +136,7 @@ def pairwise(seed: int) -> list[Case]:
 
     left = {
         (i, one, j, other)
-        for (i, ones), (j, others) in itertools.combinations(enumerate(AXES.values()), 2)
+        for (i, ones), (j, others) in itertools.combinations(enumerate(axes.values()), 2)
         for one in ones
         for other in others
         if possible(i, one, j, other)
@@ -134,7 +146,7 @@ def pairwise(seed: int) -> list[Case]:
         wanted = draw.choice(sorted(left))
         drawn = []
         for _ in range(40):
-            values = [draw.choice(values) for values in AXES.values()]
+            values = [draw.choice(values) for values in axes.values()]
             values[wanted[0]], values[wanted[2]] = wanted[1], wanted[3]
             if (case := Case(*values)).proximal == "ema":
                 case = case._replace(ema="0.7")
@@ -385,9 +397,9 @@ class Meshes:
 
     def __init__(self, _: DeviceMesh) -> None:
         self._meshes = dict[str, DeviceMesh]()
-        for name, (size, replicas) in LAYOUTS.items():
+        for name, (size, *layout) in (LAYOUTS | TOGETHER).items():
             if size > 1:
-                self._meshes[name] = mesh_of("cpu", torch.arange(size), replicas)
+                self._meshes[name] = mesh_of("cpu", torch.arange(size), *layout)
 
     def findings(self, cases: Sequence[Case], folder: Path) -> list[list[Found]]:
         """Findings of each case, as the ranks of its layouts; none of other layouts."""
@@ -395,7 +407,7 @@ class Meshes:
         for number, case in enumerate(cases):
             run, found = folder / str(number) / "run", list[Found]()
             for work, layout in ((first_steps, case.first), (last_steps, case.then)):
-                if dist.get_rank() < LAYOUTS[layout][0]:
+                if dist.get_rank() < (LAYOUTS | TOGETHER)[layout][0]:
                     mesh = self._meshes.get(layout)
                     found += work(
                         case, lambda model, mesh=mesh: shard(model, mesh) if mesh else ALONE, run

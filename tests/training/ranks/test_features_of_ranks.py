@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from feature_world import (
+    AXES_TOGETHER,
     GAP,
     RANKS,
     SAVED,
@@ -28,16 +29,21 @@ from asyncrl.training import chunked_logits, packing
 from asyncrl.training.ranks.rank import ALONE
 
 CASES = pairwise(seed=1)
+CONTEXTS = pairwise(1, AXES_TOGETHER)
 SHOWN = [Case(*values, "yes", "0.7", "vision") for values in SEEING]
-FIRST = 7
+FIRST, FIRST_CONTEXTS = 6, 2
 """Cases for CI, which have most of the pairs; a case takes three seconds of a core."""
 
 
 @pytest.mark.parametrize(
     "cases",
     [
-        pytest.param([*CASES[:FIRST], SHOWN[0]], marks=pytest.mark.explore),
-        pytest.param([*CASES[FIRST:], *SHOWN[1:]], marks=pytest.mark.soak),
+        pytest.param(
+            [*CASES[:FIRST], *CONTEXTS[:FIRST_CONTEXTS], SHOWN[0]], marks=pytest.mark.explore
+        ),
+        pytest.param(
+            [*CASES[FIRST:], *CONTEXTS[FIRST_CONTEXTS:], *SHOWN[1:]], marks=pytest.mark.soak
+        ),
     ],
     ids=["first", "others"],
 )
