@@ -31,8 +31,8 @@ def escaped(text: str, limit: int = SENTENCE) -> str:
 def quoted(text: str, limit: int = SENTENCE) -> str:
     """`text` in quotes, of which at most `limit` characters are shown, each escaped once.
 
-    >>> quoted("a\x1b[2J"), quoted("long", 3)
-    ("'a\\x1b[2J'", "'lo…'")
+    >>> print(quoted("a\\x1b[2J"), quoted("long", 3))
+    'a\\x1b[2J' 'lo…'
     """
     return repr(text if len(text) <= limit else text[: limit - 1] + CUT)
 
