@@ -23,7 +23,7 @@ from asyncrl.config.errors import ConfigError
 from asyncrl.config.schema import ReferenceConfig, TeacherConfig
 from asyncrl.engines.servers.errors import RequestRefused, ServerGone
 from asyncrl.engines.servers.gather import gather
-from asyncrl.escape import escaped
+from asyncrl.escape import quoted
 from asyncrl.files import SMALL_BYTES, read_regular
 from asyncrl.messages import MicroBatch, Sample
 from asyncrl.runtime.ipc.waits import Waits
@@ -182,7 +182,7 @@ async def _different(client: SglangClient, own: Tokenizer) -> str:
             if "\ufffd" not in here + text and here.replace(" ", "") != text.replace(" ", ""):
                 return (
                     "its vocabulary differs from that of the model that learns (id "
-                    f"{id} is {escaped(text, SAID)!r} there and {escaped(here, SAID)!r} here), so "
+                    f"{id} is {quoted(text, SAID)} there and {quoted(here, SAID)} here), so "
                     f"that their tokens cannot be compared; {_CURE}"
                 )
     return ""

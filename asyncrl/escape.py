@@ -28,6 +28,15 @@ def escaped(text: str, limit: int = SENTENCE) -> str:
     return shown if len(shown) <= limit else shown[: limit - 1] + CUT
 
 
+def quoted(text: str, limit: int = SENTENCE) -> str:
+    """`text` in quotes, of which at most `limit` characters are shown, each escaped once.
+
+    >>> print(quoted("a\\x1b[2J"), quoted("long", 3))
+    'a\\x1b[2J' 'lo…'
+    """
+    return repr(text if len(text) <= limit else text[: limit - 1] + CUT)
+
+
 def escaped_lines(text: str, limit: int = SENTENCE) -> str:
     """`text` with each line escaped: for text of several lines, such as the end of a log."""
     return "\n".join(escaped(line, limit) for line in text.split("\n"))

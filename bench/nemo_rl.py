@@ -3,7 +3,7 @@ release 0.4, and 0.8 for the rows of 30B-A3B): GRPO on H100s, 64 prompts of 32 r
 most 4,096 tokens; one step off with half of the devices for each side, or on policy with all for
 both in turns.
 
-Of the presets the trainer's speed is fitted to two of the rows (8B and 30B-A3B, one off); the four
+Of the presets the trainer's speed is fitted to two of the rows (8B and 30B-A3B, one off); the five
 others are said by them. Stated there: devices, mean sequence, devices of an engine (its recipes,
 examples/configs/recipes/llm/performance). Ours: the preset's engine and trainer; a third more for a
 trained token, as NeMo-RL computes log-probabilities once more; lengths lognormal with sigma 0.5,
@@ -12,8 +12,11 @@ cut at 4,096, which no page states.
 On policy the same devices generate, and then train: nothing of a step is trained while the rest of
 it is generated, as asyncrl's trainer does beside its engines. So generation is forecast with a
 trainer that takes no time for a token, and the training of the step is added. A step is four
-updates (the table's T-GBS of 512). Left out are what passes devices from one side to the other,
-and longer tails than these lengths have: a step of the 8B waits for its last responses.
+updates (the table's T-GBS of 512). Of release 0.3 the parts of a step are published
+(https://nvidia-nemo.github.io/blog/2025/07/21/nemo-rl-v0.3, and its rerun in NVIDIA-NeMo/RL#959):
+of 112 s of the 8B on one machine 58 are generation, 28 training, 18 log-probabilities, 5 the
+passing of weights, and 3 are said to be none of these. These 8 s are in each row on policy. What is
+left is generation: a preset's engine, as fast as vLLM's best, makes those responses in 38 s.
 
     python bench/nemo_rl.py
 """
@@ -33,6 +36,8 @@ from asyncrl.sizing.presets import MODELS, engine_of, preset, token_us
 SAMPLES, MEMBERS, LONGEST, PROMPT = 2048, 32, 4096, 100
 UPDATE_S, UPDATES = 2.0, 4
 """Seconds of an optimizer step, as a preset has it; and of these in a step."""
+BETWEEN_S = 8.0
+"""Seconds of a step on policy in which devices pass weights, or do neither."""
 
 
 class PublishedStep(NamedTuple):
@@ -49,6 +54,7 @@ class PublishedStep(NamedTuple):
 
 
 ROWS = (
+    PublishedStep("8B, on policy (0.3)", "8b", 8, 1, 895, 112.0, 0),
     PublishedStep("8B, on policy (0.4)", "8b", 16, 1, 1060, 97.7, 0),
     PublishedStep("8B, one off (0.4)", "8b", 16, 1, 1129, 74.6, 1),
     PublishedStep("32B, on policy (0.4)", "32b", 32, 4, 3206, 393.0, 0),
@@ -91,7 +97,8 @@ def forecast_s(row: PublishedStep) -> float:
         trainer=TrainerModel(token_us=trained_us if row.ahead else 0.0, step_s=UPDATES * UPDATE_S),
         network=preset(f"h100-{row.model}", config).network,
     )
-    after = 0.0 if row.ahead else 1e-6 * trained_us * SAMPLES * mean / trainers
+    trained_s = 1e-6 * trained_us * SAMPLES * mean / trainers
+    after = 0.0 if row.ahead else trained_s + BETWEEN_S
     return forecast(config, models, Cluster(engines, trainers), 4.0).step_s + after
 
 

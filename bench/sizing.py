@@ -1,4 +1,4 @@
-"""Forecasts against reality: five short real runs of the main job, the models fitted from three of
+"""Forecasts against reality: six short real runs of the main job, the models fitted from three of
 them (`asyncrl calibrate`), and every run forecast from them.
 
 Seconds a step, idle shares and mean lag, real and forecast; the first fifth of a run is left out.
@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from asyncrl.config import read
+from asyncrl.explain.run_files import RunFiles
 from asyncrl.sizing.calibrate import RunPace, calibrate, pace
 from asyncrl.sizing.cluster_models import render_models
 from asyncrl.sizing.forecast import Cluster, Forecast, forecast
@@ -77,7 +78,7 @@ def main() -> None:
         heads = ("s/step", "trainer idle", "engines idle", "mean lag")
         print(f"{'real, forecast':<20}" + "".join(f"{head:>18}" for head in heads))
         for which, directory in runs.items():
-            real, config = pace(directory), read(directory / "run.toml")
+            real, config = pace(RunFiles(directory)), read(directory / "run.toml")
             hours = VIRTUAL_STEPS * real.step_s / 3600
             row(which, real, forecast(config, found.models, Cluster(1, 1), hours))
 

@@ -8,6 +8,7 @@ import logging
 import subprocess
 import sys
 import unicodedata
+from ast import literal_eval
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,7 @@ from rich.console import Console
 from asyncrl.cli import main
 from asyncrl.config import Config
 from asyncrl.config.derived import Row
-from asyncrl.escape import CUT, escaped, escaped_lines
+from asyncrl.escape import CUT, escaped, escaped_lines, quoted
 from asyncrl.explain import run_status, summary
 from asyncrl.explain.display import Display, show_rows, show_summary
 from asyncrl.journal import SqliteHistory
@@ -69,6 +70,12 @@ def test_printable_text_is_left_as_it_is_and_nothing_is_lost(text: str) -> None:
             one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
         ]
         assert shown == "".join(parts)
+
+
+@given(ANY)
+def test_a_quoted_text_is_escaped_once(text: str) -> None:
+    assert escaped(quoted(text), 10**6) == quoted(text), "it is printable"
+    assert literal_eval(quoted(text, 10**6)) == text
 
 
 @given(st.lists(ANY.filter(lambda text: "\n" not in text)))

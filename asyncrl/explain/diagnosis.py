@@ -355,9 +355,9 @@ def _episodes(status: RunStatus) -> str:
     if (starts := episodes.starts) is not None and starts.waiting:
         return f"{in_words(starts)}."
     return (
-        f"{episodes.thinking} of {episodes.live} episodes are with their agents, and "
-        f"{episodes.most} may be live as engines can use them; more need a larger "
-        "agent.concurrency or staleness.depth."
+        f"{episodes.thinking} of {episodes.live} episodes are with their agents, and engines could "
+        f"serve {count(episodes.most)} at once; to have more, raise agent.concurrency or "
+        "staleness.depth."
         if episodes.live < episodes.most
         else f"{episodes.thinking} of {episodes.live} episodes are with their agents; more begin "
         "once it is known how long agents take."

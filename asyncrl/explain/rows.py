@@ -187,6 +187,8 @@ def _at(accuracy: float | None, version: int) -> str:
 
 
 def _accuracy(of: Accuracy) -> FigureRow:
+    if of.start is None and of.end is None:
+        return "held-out accuracy", "not evaluated"
     ends = f"{number(of.start, 3)} → {number(of.end, 3)}"
     return "held-out accuracy", ends + OF_WEIGHTS[of.weights] + _over(of.asked, of.prompts)
 

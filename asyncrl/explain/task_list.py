@@ -7,7 +7,7 @@ import difflib
 from rich.console import Console
 
 from asyncrl.config.errors import ConfigError
-from asyncrl.escape import escaped
+from asyncrl.escape import escaped, quoted
 from asyncrl.explain.display import show_rows
 from asyncrl.tasks.catalog import CatalogEntry, catalog, verdict
 
@@ -30,7 +30,7 @@ def show_tasks(name: str | None, console: Console) -> None:
     else:
         close = difflib.get_close_matches(name, [*entries, "data"], n=1, cutoff=0.5)
         hint = f"; did you mean {close[0]!r}?" if close else "; `asyncrl tasks` lists them"
-        raise ConfigError(f"{escaped(name)!r} is not a task{hint}")
+        raise ConfigError(f"{quoted(name)} is not a task{hint}")
 
 
 def page(entry: CatalogEntry) -> list[str]:

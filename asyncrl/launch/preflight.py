@@ -373,7 +373,7 @@ def _refuse_without_modes(run: Path) -> None:
 
 def _own_command() -> Iterator[str]:
     """The command of this process, whose program is called by its name alone."""
-    yield Path(sys.argv[0]).name or sys.executable
+    yield Path(sys.argv[0]).name.replace("cli.py", "asyncrl") or sys.executable
     yield from sys.argv[1:]
 
 

@@ -22,7 +22,7 @@ from asyncrl.config import Config, ConfigError
 from asyncrl.config.derived import Row
 from asyncrl.config.mix import each
 from asyncrl.config.vision import unseen
-from asyncrl.escape import escaped
+from asyncrl.escape import escaped, quoted
 from asyncrl.messages import NoVerdict, Split
 from asyncrl.own_folder import own_folder
 from asyncrl.runtime.ipc.waits import Waits
@@ -309,14 +309,14 @@ def _worthless(index: int, answer: str) -> Row:
     """The note on a verifier that gives nothing for a right answer: it may read another form, as
     messages in place of texts."""
     words = f"it gives no reward to the data's own answer to prompt {index}"
-    return Row("note", "task.verifier", f"{words} ({escaped(answer, 40)!r}): see that it should")
+    return Row("note", "task.verifier", f"{words} ({quoted(answer, 40)}): see that it should")
 
 
 def _failing(index: int, answer: str, reason: str, *, own: bool) -> Row:
     """The note on a verifier that was too slow, died, or raised on an answer that is not the
     data's `own`. Raises ConfigError for any other reason."""
     whose = "the data's own" if own else "an"
-    words = f"on {whose} answer to prompt {index} ({escaped(answer, 40)!r})"
+    words = f"on {whose} answer to prompt {index} ({quoted(answer, 40)})"
     kind = reason.partition(":")[0]
     if kind in CURES and (own or kind != "raised"):
         form = f"; {AS_MESSAGES}" * ("'list' object has no attribute" in reason)

@@ -50,6 +50,8 @@ LEAST_STEPS = 6
 """Steps of a run that is fitted, at least."""
 APART = 1.2
 """Ratio of the sizes of runs' micro-batches from which on their cost is told from tokens'."""
+CLOSE = 0.1
+"""Share of a run's seconds by which the trainer's model may miss them without a word."""
 QUANTILES = 20
 """Number of pieces in which the measured lengths are kept."""
 
@@ -138,12 +140,8 @@ def calibrate(runs: Sequence[Path]) -> Calibration:
             "long with any number. Give runs with other engine.slots, too."
         )
     notes.append("engine: prefill is part of decode_ms; its KV room is not known.")
-    token_us, batch_s = trainer_costs(trained)
-    if not batch_s:
-        notes.append(
-            "trainer: what a micro-batch takes beside its tokens is part of token_us. Give runs "
-            "with another rollout.group_size, too."
-        )
+    token_us, batch_s, unknown_batch = trainer_costs(trained)
+    notes += unknown_batch
     if pace.idle_trainer < 0.02:
         notes.append("trainer: it was never idle, so its tokens include short waits.")
     network = NetworkModel(publication_s=0.02)
@@ -286,25 +284,44 @@ def work_seen(events: Iterator[tuple[int, AnyEvent]], begin: int, end: int) -> W
     return WorkSeen(lengths, mean, taken, int(passed), filtered, alike, batches)
 
 
-def trainer_costs(seen: Sequence[TrainerSeen]) -> tuple[float, float]:
-    """Microseconds of a token, and seconds that a micro-batch takes beside its tokens: of several
-    runs those of the least squares, if the sizes of their micro-batches lie APART; else all is the
-    first one's tokens'.
+class TrainerCosts(NamedTuple):
+    """Microseconds of a token, seconds that a micro-batch takes beside its tokens, and sentences on
+    what is not known."""
 
-    >>> trainer_costs([TrainerSeen(3.0, 10_000, 20), TrainerSeen(2.5, 5_000, 20)])
+    token_us: float
+    batch_s: float
+    unknown: list[str]
+
+
+def trainer_costs(seen: Sequence[TrainerSeen]) -> TrainerCosts:
+    """The costs of a trainer: of several runs those of the least squares, if the sizes of their
+    micro-batches lie APART; else all is the first one's tokens'.
+
+    >>> trainer_costs([TrainerSeen(3.0, 10_000, 20), TrainerSeen(2.5, 5_000, 20)])[:2]
     (100.0, 0.1)
-    >>> trainer_costs([TrainerSeen(3.0, 10_000, 20)])
+    >>> trainer_costs([TrainerSeen(3.0, 10_000, 20)])[:2]
     (300.0, 0.0)
     """
     first = 1e6 * seen[0].computed_s / max(1, seen[0].tokens)
     sizes = [one.tokens / one.batches for one in seen if one.batches and one.tokens]
+    part = "trainer: what a micro-batch takes beside its tokens is part of token_us."
     if not sizes or max(sizes) < APART * min(sizes):
-        return first, 0.0
+        return TrainerCosts(first, 0.0, [f"{part} Give runs with another rollout.group_size."])
     work = np.array([[one.tokens, one.batches] for one in seen], float)
     (token_s, batch_s), *_ = np.linalg.lstsq(work, [one.computed_s for one in seen], rcond=None)
     if token_s < 0 or batch_s < 0:
-        return first, 0.0
-    return round(1e6 * float(token_s), 6), round(float(batch_s), 9)
+        why = (
+            "these runs contradict each other: make them again while the machine does nothing else"
+        )
+        return TrainerCosts(first, 0.0, [f"{part}, because {why}."])
+    took = np.array([one.computed_s for one in seen])
+    apart = float(np.max(np.abs(work @ [token_s, batch_s] / took - 1)))
+    unknown = (
+        [f"trainer: tokens and micro-batches explain a run's seconds only within {apart:.0%}."]
+        if apart > CLOSE
+        else []
+    )
+    return TrainerCosts(round(1e6 * float(token_s), 6), round(float(batch_s), 9), unknown)
 
 
 def verdict_model(seen: WorkSeen) -> tuple[VerdictModel, list[str]]:

@@ -118,6 +118,24 @@ def conversation(
     return [*found, LearnedIds(ids, bytes(mask))]
 
 
+def images_shown(messages: Sequence[Message], loss_on: LossOn = "assistant") -> int:
+    """The number of images that the last sequence of a conversation has: none follows its last
+    answer, unless all is learned.
+
+    >>> part = {"type": "image"}
+    >>> images_shown([{"role": "user", "content": [part, part]}, {"role": "assistant"}])
+    2
+    """
+    roles = [message.get("role") for message in messages]
+    end = len(roles) if loss_on == "all" else len(roles) - roles[::-1].index(ASSISTANT)
+    return sum(
+        isinstance(part, dict) and part.get("type") == "image"
+        for message in messages[:end]
+        if isinstance(parts := message.get("content"), list)
+        for part in parts
+    )
+
+
 def end_of(tokenizer: Tokenizer) -> int:
     """The id that ends a response. Raises TaskError for a model without one."""
     if tokenizer.end_id is None:

@@ -27,7 +27,7 @@ from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.experience.training_message import TrainingMessage, training_message
 from asyncrl.messages import Sample, Span
 from asyncrl.tasks import TaskError
-from asyncrl.tasks.conversations import LearnedIds, end_of
+from asyncrl.tasks.conversations import LearnedIds, end_of, images_shown
 from asyncrl.tasks.images.pixels import image_hash
 from asyncrl.tasks.sft_rows import RowSplit, SftRow, learned_ids, sft_rows
 from asyncrl.tasks.text import Tokenizer
@@ -244,7 +244,14 @@ def _shown(
         raise TaskError(f"{row.where} has an image, and {why}")
     try:
         shown = [(keep(png), parts) for png, parts in map(tokenizer.shown, row.images)]
-        return [one.showing(tokenizer.vision.token, shown) for one in found]
+        token, last = tokenizer.vision.token, found[-1].ids
+        images, places = images_shown(row.messages, config.sft.loss_on), last.count(token)
+        if places < images and len(last) <= config.engine.context_tokens:  # else it was cut
+            raise TaskError(
+                f"the chat template leaves out {images - places} of its {images} images: give a "
+                "model whose template knows parts of images"
+            )
+        return [one.showing(token, shown) for one in found]
     except TaskError as error:
         raise TaskError(f"{row.where} cannot be learned: {error}") from error
 

@@ -32,7 +32,7 @@ from transformers.utils import logging
 
 from asyncrl.algorithms.routing.balance import own_biases
 from asyncrl.config.errors import InputError
-from asyncrl.escape import escaped
+from asyncrl.escape import escaped, quoted
 from asyncrl.tasks.images.vision_model import FAMILIES
 from asyncrl.training.stored_weights import PIECE, said_of, stored_weights
 
@@ -107,7 +107,7 @@ def empty_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrai
     config = _config(Path(path))
     if type(config) not in _auto(config)._model_mapping:
         raise ModelError(
-            f"{Path(path) / 'config.json'} is of the family {escaped(config.model_type, 60)!r}, "
+            f"{Path(path) / 'config.json'} is of the family {quoted(config.model_type, 60)}, "
             f"which no engine serves: transformers {transformers.__version__} has no causal "
             "language model of it; choose another model"
         )
@@ -276,7 +276,7 @@ def _unsupported(path: Path, error: Exception) -> str:
         )
     if found.model_type and found.model_type not in CONFIG_MAPPING:
         return (
-            f"{file} is of the family {escaped(found.model_type, 60)!r}, which no engine serves: "
+            f"{file} is of the family {quoted(found.model_type, 60)}, which no engine serves: "
             f"transformers {transformers.__version__} does not have it; choose another model"
         )
     return f"{file} is not a configuration that transformers supports: {_first_line(error)}"

@@ -225,8 +225,8 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
         [
             "agents are the slow side",
             "41 of 64 episodes are with their agents",
-            "90 may be live",
-            "a larger agent.concurrency or staleness.depth",
+            "engines could serve 90 at once",
+            "raise agent.concurrency or staleness.depth",
         ],
     ),
     "agents are slow, and engines are idle": (

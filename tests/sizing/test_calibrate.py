@@ -17,7 +17,13 @@ from asyncrl.config import ConfigError, read
 from asyncrl.experience import events as e
 from asyncrl.explain.run_files import RunFiles
 from asyncrl.messages import NoVerdict, Scored
-from asyncrl.sizing.calibrate import accepted_of, verdict_model, work_seen
+from asyncrl.sizing.calibrate import (
+    TrainerSeen,
+    accepted_of,
+    trainer_costs,
+    verdict_model,
+    work_seen,
+)
 from asyncrl.sizing.cluster_models import VerdictModel
 
 ONE = np.ones(1, np.int32).tobytes()
@@ -122,6 +128,16 @@ def test_a_share_lies_on_the_line_and_behind_it_is_the_last() -> None:
     with pytest.raises(ValueError, match="rising"):
         VerdictModel(accepted_of=[(4, 0.4), (2, 0.2)])
     assert math.isclose(VerdictModel(accepted_of=[(4, 0.4)]).share(2), 0.4)
+
+
+def test_a_trainers_costs_say_how_well_runs_agree() -> None:
+    one = TrainerSeen(3.0, 10_000, 20)
+    assert "Give runs with another" in trainer_costs([one])[2][0]
+    assert trainer_costs([one, TrainerSeen(2.5, 5_000, 20)]).unknown == []
+    [why] = trainer_costs([one, TrainerSeen(4.0, 5_000, 20)]).unknown
+    assert "contradict each other" in why
+    fits = trainer_costs([one, TrainerSeen(2.2, 5_000, 20), TrainerSeen(2.9, 5_000, 20)])
+    assert fits.batch_s and "only within" in fits.unknown[0]
 
 
 def test_numbers_are_read_without_the_users_modules(tmp_path: Path) -> None:

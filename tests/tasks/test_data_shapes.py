@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import bz2
 import csv
+import gc
 import gzip
 import io
 import json
 import lzma
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from hypothesis import strategies as st
 from asyncrl.config.schema import TaskConfig
 from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.data import kept_files
+from asyncrl.tasks.data.data_rows import open_rows
 from asyncrl.tasks.data.data_set import DataSet
 from asyncrl.tasks.data.data_task import DataTask
 from asyncrl.tasks.data.taught_rows import taught_rows
@@ -224,6 +227,16 @@ def test_files_of_any_format_are_read_as_they_are(
         path.touch()  # another state of the file
         holds_the_sums(opened(path))
         assert len(list((tmp_path / "cache/asyncrl/data").iterdir())) == len(found)
+
+
+def test_a_data_set_that_is_over_closes_its_file(tmp_path: Path) -> None:
+    (path := tmp_path / "rows.jsonl").write_bytes(lines(ROWS))
+    rows = open_rows(str(path))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        del rows
+        gc.collect()
+    assert not said
 
 
 def test_a_folder_and_a_pattern_are_their_files_in_order(tmp_path: Path) -> None:

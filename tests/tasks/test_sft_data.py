@@ -300,6 +300,11 @@ def test_images_of_rows_are_shown_and_no_part_is_learned(tmp_path: Path) -> None
     )
     with pytest.raises(TaskError, match="line 1 has an image, and images are read by a tower"):
         open_sft_data(bad, tokenizer)
+    template = tmp_path / "model" / "chat_template.jinja"
+    template.write_text(template.read_text().replace("part.type == 'image'", "false"))
+    why = "line 1 cannot be learned: the chat template leaves out 2 of its 2 images"
+    with pytest.raises(TaskError, match=why):
+        open_sft_data(config, Tokenizer(tmp_path / "model", chat=True))
     (tmp_path / "a.png").unlink()
     with pytest.raises(TaskError, match=r"line 1 cannot be learned: its image .*a\.png cannot be"):
         open_sft_data(config, tokenizer)

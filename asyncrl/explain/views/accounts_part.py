@@ -21,13 +21,13 @@ def time(seen: SeenRun) -> Html:
     ConfigError."""
     figures = seen.figures
     rows = [
-        (f"{name}, since it began", part)
+        (f"{name} idle, since its start", part)
         for name, part in (("trainer", figures.idle_trainer), ("engines", figures.idle_rollout))
         if part is not None
     ]
     status = seen.said_status
     rows += [
-        (f"{role}, {cause}", part)
+        (f"{role} waits for {cause}", part)
         for role, causes in status.idle.items()
         for cause, part in sorted(causes.items(), key=lambda item: -item[1])
     ]
@@ -61,7 +61,7 @@ def publications(seen: SeenRun) -> Html:
         )
         for point in reversed(seen.curves.last[-10:])
     ]
-    names = ("version", "made at (UTC)", "step took", "tokens", "pause before")
+    names = ("version", "made at (UTC)", "optimizer took", "tokens", "pause before")
     return table(rows, names) if rows else tag("p", "None but the first yet.", class_="dim")
 
 

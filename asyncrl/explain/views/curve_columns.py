@@ -11,6 +11,8 @@ import numpy as np
 
 ROWS = 500
 """Rows that a long curve keeps, at least; twice as many at most."""
+TOGETHER = 256
+"""New points that are put into rows at a time."""
 CurveNumbers = dict[str, list[float | None]]
 """Numbers of each row, by the name of their column."""
 DIGITS = 5
@@ -34,18 +36,27 @@ class CurveColumns:
         self._sums = np.zeros((2 * ROWS, len(self.names)))
         self._counts = np.zeros((2 * ROWS, len(self.names)), np.int64)
         self._rows, self._each, self._added = 0, 1, 0  # whole rows, points in each, in the next
+        self._new = list[Sequence[float | None]]()  # points that are in no row yet
 
     def add(self, values: Sequence[float | None]) -> None:
         """Put a point behind the others."""
-        row = np.array([math.nan if value is None else value for value in values], np.float64)
-        known = np.isfinite(row)
-        place = self._rows
-        self._sums[place] += np.where(known, row, 0.0)
-        self._counts[place] += known
-        self._sums[place, :2], self._counts[place, :2] = row[:2], 1
-        self._added += 1
-        if self._added == self._each:
-            self._rows, self._added = self._rows + 1, 0
+        self._new.append(values)
+        if len(self._new) == TOGETHER:
+            self._place()
+
+    def _place(self) -> None:
+        """Put the new points into rows."""
+        points, self._new = np.array(self._new, np.float64).reshape(-1, len(self.names)), []
+        while len(points):
+            room = (2 * ROWS - self._rows) * self._each - self._added
+            some, points = points[:room], points[room:]
+            at = self._added + np.arange(len(some))
+            places, known = self._rows + at // self._each, np.isfinite(some)
+            np.add.at(self._sums, places, np.where(known, some, 0.0))
+            np.add.at(self._counts, places, known)
+            self._sums[places, :2], self._counts[places, :2] = some[:, :2], 1
+            rows, self._added = divmod(self._added + len(some), self._each)
+            self._rows += rows
             if self._rows == 2 * ROWS:
                 self._halve()
 
@@ -59,6 +70,7 @@ class CurveColumns:
 
     def numbers(self) -> CurveNumbers:
         """The numbers by name, None for what is not known; a row that is not whole is the last."""
+        self._place()
         rows = self._rows + (self._added > 0)
         sums, counts = self._sums[:rows], self._counts[:rows]
         means = np.divide(sums, counts, where=counts > 0, out=np.full_like(sums, math.nan))

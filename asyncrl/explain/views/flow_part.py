@@ -44,6 +44,7 @@ def _stages(status: RunStatus) -> Iterator[Html]:
     groups, episodes = status.groups, status.episodes
     full = groups.max_live > 0 and groups.live >= groups.max_live
     rollouts = status.rollouts
+    then = " at the end" if status.ok is not None else ""
     says = "at the limit" if full else "more may start"
     yield _stage(
         "Prompts",
@@ -61,7 +62,7 @@ def _stages(status: RunStatus) -> Iterator[Html]:
         "Engines",
         [
             f"{rollouts.get('leased', 0)} decoding, {rollouts.get('waiting', 0)} waiting",
-            f"{count(status.generated_per_s)} tokens/s",
+            f"{count(status.generated_per_s)} tokens/s{then}",
         ],
     )
     if any(actor.role == "agents" for actor in status.actors):
@@ -87,7 +88,7 @@ def _stages(status: RunStatus) -> Iterator[Html]:
         [
             f"step {status.step} of {status.steps}",
             f"{rollouts.get('taken', 0)} rollouts taken",
-            f"{count(status.trained_per_s)} tokens/s",
+            f"{count(status.trained_per_s)} tokens/s{then}",
         ],
     )
     if (publication := status.publication) is not None:

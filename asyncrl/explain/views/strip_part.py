@@ -13,6 +13,12 @@ from asyncrl.explain.views.seen_run import SeenRun
 from asyncrl.explain.views.spark_line import spark_line
 from asyncrl.words import NONE, count, duration, number, share
 
+OTHERS = {
+    "zero_variance": "in groups of equal rewards",
+    "stale": "too old",
+    "evaluation": "of evaluations",
+}
+"""Reasons for which most tokens are not trained, in words."""
 LATELY = 10
 """Rows of the curve that a figure of now is the mean of."""
 
@@ -74,7 +80,7 @@ def _figures(seen: SeenRun) -> Iterator[StripFigure]:
     yield StripFigure(
         "Tokens that teach",
         share(teach),
-        f"most others: {most}" if most else "of those generated",
+        f"most others: {OTHERS.get(most, most)}" if most else "of those generated",
         steps.get("teach", []),
         warns=teach is not None and teach < 0.5,
     )
@@ -94,7 +100,8 @@ def _accuracy(seen: SeenRun) -> StripFigure:
     known = [one for one in figures.evaluations if one.accuracy is not None]
     curve: list[float | None] = [one.accuracy for one in known]
     if not known:
-        return StripFigure("Held-out accuracy", NONE, "not evaluated yet", [])
+        yet = "not evaluated" if seen.live is None else "not evaluated yet"
+        return StripFigure("Held-out accuracy", NONE, yet, [])
     beside = f"{_exact(known[0].accuracy)} at first"
     best, last = figures.best, known[-1]
     if best is not None and _exact(best.accuracy) != _exact(last.accuracy):
@@ -129,7 +136,7 @@ def _idle(seen: SeenRun, role: str, name: str, column: str) -> StripFigure:
     else:
         figures = seen.figures
         part = figures.idle_trainer if role == "trainer" else figures.idle_rollout
-        beside = "over the last life of the run"
+        beside = "since its last start"
     return StripFigure(name, share(part), beside, curve, part is not None and part >= IDLE)
 
 

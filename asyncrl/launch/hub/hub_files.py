@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from pathlib import PurePath
 
-from asyncrl.escape import escaped
+from asyncrl.escape import escaped, quoted
 from asyncrl.files import JSON_BYTES
 
 WEIGHTS = ".safetensors"
@@ -51,7 +51,7 @@ def misfit(listed: Mapping[str, int], *, weights: bool = True) -> str:
     ''
     """
     for outside in filter(_leads_out, listed):
-        return f"names a file outside of its directory ({escaped(outside, 100)!r})"
+        return f"names a file outside of its directory ({quoted(outside, 100)})"
     if "adapter_config.json" in listed and "config.json" not in listed:
         return (
             "is an adapter (adapter_config.json), and no model: merge it with its base into one "

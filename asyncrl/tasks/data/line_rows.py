@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +63,7 @@ class _OpenFile:
 
     def __init__(self, path: Path) -> None:
         self._file = open_regular(path)
+        weakref.finalize(self, self._file.close)
         self.size = os.fstat(self._file.fileno()).st_size
 
     def read(self, start: int, end: int) -> bytes:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from asyncrl.escape import escaped
+from asyncrl.escape import escaped, quoted
 
 IMAGE_BYTES = 2**24
 """Bytes of an encoded image, at most."""
@@ -96,14 +96,14 @@ def _path(value: str) -> str:
     if value.lower().startswith(("data:", "file:")) or "\0" in value:
         raise LookupError("its image is no path, no bytes and no data URL in base64")
     if _KNOWN.match(value):
-        raise LookupError(f"its image {escaped(value, 80)!r} is a URL, but not of http or https")
+        raise LookupError(f"its image {quoted(value, 80)} is a URL, but not of http or https")
     if len(value) > 1024:
         raise LookupError("its image is a path of more than 1,024 characters")
     if "\\" in value:
-        raise LookupError(f"its image {escaped(value, 80)!r} has backslashes: write / instead")
+        raise LookupError(f"its image {quoted(value, 80)} has backslashes: write / instead")
     if path.is_absolute() or ".." in path.parts:
         raise LookupError(
-            f"its image {escaped(value, 80)!r} is not beside the data: give a path that is "
+            f"its image {quoted(value, 80)} is not beside the data: give a path that is "
             "relative to the folder of the data file, and stays in it"
         )
     return value

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.config.errors import installs
-from asyncrl.escape import escaped
+from asyncrl.escape import escaped, quoted
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.images.kept_images import KeptImages
 from asyncrl.tasks.images.pixels import Pixels
@@ -66,7 +66,7 @@ model of Qwen2.5-VL's or Qwen3-VL's family, or take the images out of the data
         if found.model_type not in FAMILIES:
             raise TaskError(
                 "the prompt has an image, and models of the family "
-                f"{escaped(found.model_type, 40)!r} read none here yet: choose one of "
+                f"{quoted(found.model_type, 40)} read none here yet: choose one of "
                 "Qwen2.5-VL's or Qwen3-VL's"
             )
         self._reads = found.model_type, found.image_token_id, found.vision_config
