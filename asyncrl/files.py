@@ -40,7 +40,8 @@ PARTIAL_FOLDER = ".partial-"
 @contextmanager
 def whole_file(path: Path, *, forced: bool = True) -> Iterator[BinaryIO]:
     """A file that is at `path` when the block has ended, whole, or not at all. One that is not
-    `forced` to the disk outlives every process, but not a loss of power. Raises OSError.
+    `forced` to the disk outlives every process, but not a loss of power. A file that its user may
+    not write stays, though its folder would let it be replaced. Raises OSError.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -49,6 +50,9 @@ def whole_file(path: Path, *, forced: bool = True) -> Iterator[BinaryIO]:
     ...     [(path.name, path.read_bytes()) for path in Path(folder).iterdir()]
     [('a', b'1')]
     """
+    mine = {"effective_ids": True, "follow_symlinks": False}  # a link is replaced, not followed
+    if os.path.lexists(path) and not os.access(path, os.W_OK, **mine):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     partial = path.with_name(
         f".{os.fsdecode(os.fsencode(path.name)[:100])}.{secrets.token_hex(8)}{PARTIAL}"
     )

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.request import url2pathname
 
 from asyncrl.config.errors import installs
 from asyncrl.escape import escaped
@@ -40,9 +42,20 @@ def is_stored(place: str) -> bool:
     return "://" in place
 
 
-def open_store(url: str, *, patient: bool) -> ObjectStore:
-    """The store at a URL. With `patient` a request may last for minutes, and is tried again. Raises
-    StoreError, also for a missing extra."""
+def folder_of(setting: str) -> Path | None:
+    """The folder that a setting names, by a path or as `file://`; None for a store.
+
+    >>> folder_of("file:///shared/groups"), folder_of("s3://bucket/groups")
+    (PosixPath('/shared/groups'), None)
+    """
+    if not is_stored(setting):
+        return Path(setting)
+    parts = url_parts(setting)
+    return Path(url2pathname(parts.path)) if parts.scheme == "file" else None
+
+
+def refuse_url(url: str) -> None:
+    """Raise StoreError for a URL that no store has."""
     if not url.isprintable():  # a line break is left out by whoever reads a URL: another place
         raise StoreError("it has characters that no URL has: write each as % and two digits")
     parts = url_parts(url)
@@ -53,13 +66,19 @@ def open_store(url: str, *, patient: bool) -> ObjectStore:
             "credentials and options belong into the environment, not into a URL that is "
             "written down"
         )
+
+
+def open_store(url: str, *, patient: bool) -> ObjectStore:
+    """The store at a URL; a folder is made if it is not there. With `patient` a request may last
+    for minutes, and is tried again. Raises StoreError, also for a missing extra."""
+    refuse_url(url)
     try:
         from obstore import store as stores
     except ImportError:
         raise StoreError(f"the extra for it is missing: {installs('store')}") from None
     timeouts, again = _WORK if patient else _LOOK
     options: dict[str, Any] = {}
-    if parts.scheme == "file":
+    if url_parts(url).scheme == "file":
         options["mkdir"] = True
     else:
         options["client_options"] = timeouts | {"allow_http": True}

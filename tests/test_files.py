@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import tempfile
 import threading
 import tracemalloc
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from asyncrl.files import (
     write_whole,
 )
 from asyncrl.runtime import logs
+from asyncrl.sandbox.zygote import NOBODY
 
 ROOT = Path(__file__).parents[1]
 MINE = "what the user had\n"
@@ -155,6 +157,28 @@ def test_a_small_file_takes_little_memory_whatever_the_bound(tmp_path: Path) -> 
     assert len(read_regular(tmp_path / "exact", 2**20 + 5)) == 2**20 + 5
     with pytest.raises(OSError, match="larger than"):
         read_regular(tmp_path / "exact", 2**20 + 4)
+
+
+@pytest.mark.parametrize("mode", [0, 0o400])
+def test_a_file_that_its_user_may_not_write_stays(mode: int) -> None:
+    """Its folder would let it be replaced."""
+    with tempfile.TemporaryDirectory() as made:
+        folder, user = Path(made), os.geteuid()
+        kept = folder / "kept"
+        kept.write_text("mine")
+        kept.chmod(mode)
+        if user == 0:  # who may write all
+            os.chown(folder, NOBODY, -1)
+            os.chown(kept, NOBODY, -1)
+            os.seteuid(NOBODY)
+        try:
+            with pytest.raises(PermissionError, match="kept"):
+                write_whole(kept, "other")
+            write_whole(folder / "new", "other")
+        finally:
+            os.seteuid(user)
+        assert sorted(path.name for path in folder.iterdir()) == ["kept", "new"]
+        assert kept.stat().st_mode & 0o777 == mode
 
 
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

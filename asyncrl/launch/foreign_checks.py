@@ -12,11 +12,11 @@ from asyncrl.config import Config, ConfigError
 from asyncrl.config.derived import Row
 from asyncrl.config.paths import is_folder
 from asyncrl.launch.prompt_checks import own_tokenizer
-from asyncrl.object_store import StoreError, is_stored, shown_url
+from asyncrl.object_store import StoreError, folder_of, is_stored, shown_url
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.file_answers import FileAnswers
 from asyncrl.tasks.shared_groups import of_other_tokenizer
-from asyncrl.tasks.shared_places import SharedPlace, folder_of, shared_place
+from asyncrl.tasks.shared_places import SharedPlace, shared_place
 from asyncrl.words import sentence
 
 PROMPTS = 2**16

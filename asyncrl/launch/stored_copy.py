@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial as applied
 from pathlib import Path
-from urllib.request import url2pathname
 
 import msgspec
 
@@ -27,8 +26,15 @@ from asyncrl.files import open_regular, write_whole
 from asyncrl.journal import SqliteHistory
 from asyncrl.journal.sqlite import copy as copy_journal
 from asyncrl.launch.copied_code import CODE_FILE, code_files
-from asyncrl.messages.address import url_parts
-from asyncrl.object_store import MissingObject, StoreError, open_store, shown_url, understood
+from asyncrl.object_store import (
+    MissingObject,
+    StoreError,
+    folder_of,
+    open_store,
+    refuse_url,
+    shown_url,
+    understood,
+)
 from asyncrl.runtime.run_dir import (
     CODE,
     COPY_ID,
@@ -73,6 +79,11 @@ class Manifest(msgspec.Struct, frozen=True):
 def refuse_unfit_store(url: str, run: Path, *, resumed: bool) -> None:
     """Raise ConfigError if the store cannot have this run's copy."""
     try:
+        refuse_url(url)
+        folder = folder_of(url)
+        if folder is not None and not exists(folder):  # the first copy makes it
+            room_for(folder)
+            return
         store = StoredCopy(url, patient=False)
         store.look()
         manifest = store.manifest()
@@ -94,8 +105,10 @@ def fetch(url: str, run: Path, say: Callable[[str, int], object]) -> None:
     room_for(run.parent if exists(run) else run)
     partial = run.with_name(f".{run.name}.partial")
     try:
-        store = StoredCopy(url)
-        if (manifest := store.manifest()) is None:
+        refuse_url(url)
+        folder = folder_of(url)
+        store = StoredCopy(url) if folder is None or is_folder(folder) else None  # it would be made
+        if store is None or (manifest := store.manifest()) is None:
             raise ConfigError(f"{shown_url(url)}: there is no copy of a run; check its run.copy.")
         needed = sum(digest.size for digest in manifest.files.values())
         refuse_small_disk(run, "the files of the copy", needed)
@@ -126,8 +139,7 @@ class StoredCopy:
         """With `patient` a request may last for minutes, and is tried again. A store of files is
         a folder, which others may have filled."""
         self._store = open_store(url, patient=patient)
-        parts = url_parts(url)
-        self._folder = Path(url2pathname(parts.path)) if parts.scheme == "file" else None
+        self._folder = folder_of(url)
 
     def look(self) -> None:
         """Check that there is such a store, which may be empty. Raises StoreError."""

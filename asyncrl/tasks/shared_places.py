@@ -12,11 +12,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
-from urllib.request import url2pathname
 
 from asyncrl.files import read_regular, write_whole
-from asyncrl.messages.address import url_parts
-from asyncrl.object_store import MissingObject, is_stored, open_store, understood
+from asyncrl.object_store import MissingObject, folder_of, open_store, understood
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -63,18 +61,6 @@ def shared_place(setting: str) -> SharedPlace:
     return (
         SharedStore(open_store(setting, patient=False)) if folder is None else SharedFolder(folder)
     )
-
-
-def folder_of(setting: str) -> Path | None:
-    """The folder that a setting names, by a path or as `file://`; None for a store.
-
-    >>> folder_of("file:///shared/groups"), folder_of("s3://bucket/groups")
-    (PosixPath('/shared/groups'), None)
-    """
-    if not is_stored(setting):
-        return Path(setting)
-    parts = url_parts(setting)
-    return Path(url2pathname(parts.path)) if parts.scheme == "file" else None
 
 
 class SharedFolder:

@@ -266,7 +266,7 @@ def _toml(draw: random.Random, folder: Path, model: Path) -> Case:
             b'{"train": {"steps": 3}}',
             b"\0" * 4096,
             b"[train.steps.more]\nx = 1\n",
-            good[: draw.randrange(8, len(good) - 8)] + b'"',
+            good[: draw.randrange(8, len(good) - 8)] + b'\n"',
         ]
     )
     (folder / "run.toml").write_bytes(bad)

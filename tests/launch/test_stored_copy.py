@@ -378,6 +378,10 @@ def test_the_verb_says_what_is_wrong(
 ) -> None:
     assert main(["fetch", url(stored), str(tmp_path / "again")]) == 2
     assert "there is no copy of a run" in capsys.readouterr().err
+    assert main(["fetch", url(tmp_path / "nowhere"), str(tmp_path / "again")]) == 2
+    assert "there is no copy of a run" in capsys.readouterr().err
+    refuse_unfit(config_of(tmp_path / "run", url(tmp_path / "nowhere")), None)
+    assert names(tmp_path) == {"store"}, "to look at a place does not make it"
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     assert main(["fetch", url(stored), str(tmp_path / "full")]) == 2

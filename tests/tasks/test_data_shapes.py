@@ -338,6 +338,15 @@ def test_what_is_no_data_set_is_one_sentence(name: str, tmp_path: Path) -> None:
     assert says in str(caught.value) and str(path) in str(caught.value)
 
 
+def test_a_file_of_holes_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """As a download leaves it that makes room first; a terabyte of zeros took minutes."""
+    with (path := tmp_path / "a.jsonl").open("wb") as file:
+        file.write(WHOLE)
+        file.truncate(2**40)
+    with pytest.raises(TaskError, match=r"a\.jsonl has holes: [\d,]+ of its 1,099,511,627,776"):
+        opened(path)
+
+
 def test_keys_that_settings_name_are_used_or_refused_with_those_that_are(tmp_path: Path) -> None:
     rows = [{"body": {"ask": f"{a} + {b} ="}, "gold": str(a + b), "answer": "?"} for a, b in SUMS]
     (path := tmp_path / "a.jsonl").write_bytes(lines(rows))

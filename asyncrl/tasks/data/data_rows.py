@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from asyncrl.config.paths import is_hub_name
-from asyncrl.files import open_regular
+from asyncrl.files import held_bytes, open_regular
 from asyncrl.os_errors import machine_lacks
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.data.arrow_rows import FILE, PARQUET, STREAM, ArrowRows
@@ -102,6 +103,11 @@ def open_rows(path: str) -> JoinedRows:
 
 def _of_file(path: Path) -> Rows:
     with open_regular(path) as file:
-        head = file.read(8)
+        head, size = file.read(8), os.fstat(file.fileno()).st_size
+    if (held := held_bytes(path)) < size:
+        raise TaskError(
+            f"{path} has holes: {held:,} of its {size:,} bytes were ever written, as by a download "
+            "that was broken off; fetch it again"
+        )
     arrow = head.startswith((PARQUET, FILE, STREAM))
     return ArrowRows(path) if arrow else LineRows(path)
