@@ -315,6 +315,7 @@ async def rollout(context: ActorContext) -> None:
     from asyncrl.weightsync.transport import EngineSide, transport_of
 
     config, waits, base = context.config, own_waits(), None
+    alone = config.model.lora.alone
     with refused_as_input():
         model, tokenizer = context.engine_model(), Tokenizer(context.initial)
         if config.model.lora.rank:
@@ -332,9 +333,10 @@ async def rollout(context: ActorContext) -> None:
         waits,
         context.takes_over,
         reporter.follow,
+        base.model if base and alone else None,
     )
     async with engine_kind(config.engine.kind).open(engine_context) as engine:
-        side = EngineSide(config, plan, engine, base.merged if base else None)
+        side = EngineSide(config, plan, engine, base.merged if base and not alone else None)
         async with (
             transport_of(config).open_receiver(side) as receiver,
             await context.link() as link,

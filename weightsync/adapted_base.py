@@ -4,6 +4,9 @@ weights, merged from base and adapters.
 So engines need no support for adapters, and decode as fast as without. Only adapters are sent. The
 base is read from the run's initial model here too, and the plan of a publication has its digest:
 another base is refused where the epoch is joined.
+
+An engine that gets adapters alone (`model.lora.served`) takes the model from here, and merges
+nothing (`servers/served_adapters.py`).
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from asyncrl.actors.engines.server_parts import (
     launched,
     load_all,
     routing_layout,
+    served_adapters,
     weight_loader,
 )
 from asyncrl.config import Config, ConfigError
@@ -148,14 +149,23 @@ class ServerKind(EngineKind):
         cls, stack: AsyncExitStack, context: EngineContext, clients: list[Any]
     ) -> Engine:
         """The engine of these servers, into each of which the actor loads weights."""
-        from asyncrl.engines.servers.server_engine import ServerEngine
+        from asyncrl.engines.servers.server_engine import LoadWeights, ServerEngine
 
-        loaders = [
-            await stack.enter_async_context(cls.loader(context, client)) for client in clients
-        ]
+        served: Served
+        load: LoadWeights
+        if context.adapted is not None:
+            (client,) = clients
+            served = adapters = served_adapters(context, client, cls.servers(context.config))
+            load = adapters.load
+        else:
+            loaders = [
+                await stack.enter_async_context(cls.loader(context, client)) for client in clients
+            ]
+            served = await cls.served(stack, context.config, clients)
+            load = partial(load_all, loaders)
         return ServerEngine(
-            await cls.served(stack, context.config, clients),
-            partial(load_all, loaders),
+            served,
+            load,
             EngineOptions.of(context.config),
             vocab_size=context.tokenizer.sampled,
             stop_ids=frozenset(context.tokenizer.stop_ids),
@@ -234,8 +244,15 @@ def needs_of(config: Config, architecture: str) -> Needs:
     """The requirements of this run."""
     from asyncrl.engines.servers.other_model import Needs
 
-    engine, replay = config.engine, config.train.router_replay
-    return Needs(architecture, engine_dtype(config), engine.context_tokens, engine.slots, replay)
+    engine, lora = config.engine, config.model.lora
+    return Needs(
+        architecture,
+        engine_dtype(config),
+        engine.context_tokens,
+        engine.slots,
+        config.train.router_replay,
+        lora.rank if lora.alone else 0,
+    )
 
 
 def _architecture(config: Config) -> str:

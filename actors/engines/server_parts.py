@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     import torch
 
     from asyncrl.engines.servers.served import ServerClient
-    from asyncrl.engines.servers.server_process import ServerProcess
+    from asyncrl.engines.servers.server_process import AdapterRoom, ServerProcess
     from asyncrl.engines.servers.server_routing import RoutingLayout
     from asyncrl.engines.servers.server_types import Mode
     from asyncrl.weightsync.servers.by_broadcast import ByBroadcast
+    from asyncrl.weightsync.servers.served_adapters import ServedAdapters
     from asyncrl.weightsync.servers.weight_loader import IntoServer, WeightLoader
 
 
@@ -93,6 +94,7 @@ async def launched(
         chunk_tokens=chunk_tokens(config),
         weights="dummy" if joined(config) else "auto",  # a machine that joins gets no files
         routing=config.train.router_replay,
+        adapters=adapter_room(context),
     )
     name = f"server-{index}"
     log = context.run / FOLDER / f"{name}.log"
@@ -106,6 +108,43 @@ async def launched(
         nursery.start_soon(server.watch)
         yield server
         nursery.cancel_scope.cancel()
+
+
+LEAST_VERSIONS = 8
+"""The adapters that a server may decode with at a time, at least: as many as SGLang's default."""
+
+
+def adapter_room(context: EngineContext) -> AdapterRoom | None:
+    """The room that a server needs for the run's adapters; None where it gets whole weights. Each
+    version that an unfinished rollout may have is one, and the newest, and the base."""
+    if context.adapted is None:
+        return None
+    from asyncrl.engines.servers.server_process import AdapterRoom
+    from asyncrl.training.adapters import adapted_names
+
+    config = context.config
+    versions = max(LEAST_VERSIONS, config.staleness.max_lag + 3)
+    return AdapterRoom(config.model.lora.rank, adapted_names(context.adapted), versions)
+
+
+def served_adapters(
+    context: EngineContext, client: ServerClient, servers: Servers
+) -> ServedAdapters:
+    """The adapters of one server."""
+    from asyncrl.engines import canary
+    from asyncrl.weightsync.servers.served_adapters import ServedAdapters
+
+    config, tokenizer = context.config, context.tokenizer
+    assert context.adapted is not None, "engines get adapters alone"
+    return ServedAdapters(
+        client,
+        context.adapted,
+        context.model,
+        canary.text(tokenizer.vocabulary, tokenizer.stop_ids),
+        context.run / "weights" / f"rollout-{context.index}",
+        tolerance=servers.settings.canary or canary.TOLERANCE[computed_dtype(config)],
+        deadline_s=deadline_s(context),
+    )
 
 
 def routing_layout(context: EngineContext) -> RoutingLayout | None:

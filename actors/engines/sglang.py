@@ -42,6 +42,7 @@ class SglangServers(ServerKind):
         serves_apart=True,
         compares_canary=True,
         records_routing=True,
+        serves_adapters=True,
         tables=frozenset({TABLE}),
     )
 

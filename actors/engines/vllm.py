@@ -23,6 +23,7 @@ class VllmServers(ServerKind):
         serves_apart=True,
         compares_canary=True,
         records_routing=True,
+        serves_adapters=True,
         tables=frozenset({table}),
     )
 
@@ -42,6 +43,16 @@ class VllmServers(ServerKind):
                 "which takes Triton: set engine.kind to sglang or embedded, or router_replay to "
                 "false."
             )
+        if config.model.lora.alone:
+            from asyncrl.engines.vllm.vllm_fit import lora_rank
+
+            try:
+                lora_rank(config.model.lora.rank)
+            except ValueError as error:
+                raise ConfigError(
+                    f"model.lora.rank is {config.model.lora.rank}, and {error}: lower it, or set "
+                    "model.lora.served to merged."
+                ) from None
         return super().check(config)
 
     @classmethod

@@ -73,6 +73,7 @@ def _idle(config: Config) -> Iterator[Advice]:
         "rollout.fork_leaves": rollout.fork == "off" and "rollout.fork is off",
         "model.output_dtype": config.model.dtype == "float32" and "the weights are float32",
         "model.lora.alpha": not config.model.lora.rank and "model.lora.rank is 0",
+        "model.lora.served": not config.model.lora.rank and "model.lora.rank is 0",
         "model.lora.targets": not config.model.lora.rank and "model.lora.rank is 0",
         "publication.dtype": config.publication.dtype == "bfloat16"
         and config.model.dtype == "bfloat16"

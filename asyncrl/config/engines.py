@@ -36,6 +36,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """True if it converts weights to `model.dtype` from the type in which they are sent
     (`publication.dtype`). Without it they keep the type in which they are sent."""
 
+    serves_adapters: bool = False
+    """True if it can decode with adapters that it gets without their base (docs/lora.md). Without
+    it `model.lora.served = "adapters"` is refused."""
+
     compares_canary: bool = False
     """True if it is a `CanaryEngine` (`asyncrl.engines.protocol`), which compares its
     log-probabilities with the trainer's. Without it the trainer computes no canary."""

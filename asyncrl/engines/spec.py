@@ -32,7 +32,8 @@ class EngineContext:
     `index` the rollout actor's number (from 0). One that `takes_over` may take over the server of
     an earlier actor. `model` has the shape of the policy, but arbitrary weights: the first `load`
     sets them. `waits` counts idle seconds (`waits.idle_for`). `follow` has the actor report a total
-    that only grows, by its name.
+    that only grows, by its name. `adapted` is the run's base with adapters, for an engine that is
+    loaded with these alone (`model.lora.served`).
     """
 
     config: Config
@@ -44,6 +45,7 @@ class EngineContext:
     waits: Waits
     takes_over: bool = False
     follow: Callable[[str, Callable[[], float]], None] = lambda *_: None
+    adapted: PreTrainedModel | None = None
 
 
 class EngineKind(ABC):

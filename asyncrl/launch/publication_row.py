@@ -73,6 +73,8 @@ def _sent(config: Config) -> str:
 
 def _pause(config: Config) -> str:
     apart = capabilities(config.engine.kind).serves_apart
+    if config.model.lora.alone:
+        return "a server loads them beside its base, and no engine pauses"
     if config.publication.path == "direct":
         return "every engine pauses from the first byte to the last, and while they compare"
     if apart:

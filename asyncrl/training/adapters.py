@@ -123,6 +123,12 @@ def adapted_layers(model: PreTrainedModel, lora: LoraConfig) -> tuple[list[str],
             if any(is_of(ending, name) for name in tensors)
         }
         experts[target] = sorted(endings)
+        if endings and lora.alone:
+            raise ModelError(
+                f"model.lora.targets has {target!r}, tensors of all experts, and no server was "
+                'tried with adapters of these: set model.lora.served to "merged", or name other '
+                "layers"
+            )
         if (other := others(target)) or not (endings or layers(target)):
             what = f"{other[0]} is none" if other else "there is no such layer"
             may = {*there, *(name.removesuffix(".weight").rpartition(".")[2] for name in tensors)}
@@ -140,6 +146,11 @@ def adapted_layers(model: PreTrainedModel, lora: LoraConfig) -> tuple[list[str],
 def adapted(model: nn.Module) -> bool:
     """True if a model has adapters."""
     return hasattr(model, _CONFIG)
+
+
+def adapted_names(model: nn.Module) -> tuple[str, ...]:
+    """The last parts of the names of the layers with an adapter."""
+    return tuple(sorted({name.rpartition(".")[2] for name, _ in _layers(model)}))
 
 
 def learning(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

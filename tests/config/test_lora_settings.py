@@ -23,6 +23,11 @@ def refusal(*sets: str) -> str:
     return text
 
 
+OF_ADAPTERS = "model.lora.alpha=8", "model.lora.targets=q_proj", "model.lora.served=adapters"
+ALONE = "model.lora.rank=2", "model.lora.served=adapters"
+SGLANG = "engine.kind=sglang", "engine.sglang.urls=['http://localhost:2']"
+
+
 @pytest.mark.parametrize(
     ("sets", "said"),
     [
@@ -37,6 +42,9 @@ def refusal(*sets: str) -> str:
         ),
         (["model.lora.rank=2", "publication.path=direct"], "set path to staged"),
         (["model.lora.rank=2", "publication.dtype=bfloat16"], "set dtype to model"),
+        ([*ALONE, "engine.kind=embedded"], "kind embedded decodes with whole weights"),
+        ([*ALONE, *SGLANG, "engine.sglang.router=http://localhost:1"], "remove the router"),
+        ([*ALONE, *SGLANG, "train.router_replay=true"], "router_replay to false"),
     ],
 )
 def test_contradictions_are_refused(sets: list[str], said: str) -> None:
@@ -55,8 +63,8 @@ def test_targets_are_all_one_or_several_and_last_parts_of_names() -> None:
 
 
 def test_without_a_rank_the_others_do_nothing_and_it_is_said() -> None:
-    said = {each.key for each in advice(config("model.lora.alpha=8", "model.lora.targets=q_proj"))}
-    assert said == {"model.lora.alpha", "model.lora.targets"}
+    said = {each.key for each in advice(config(*OF_ADAPTERS))}
+    assert said == {each.partition("=")[0] for each in OF_ADAPTERS}
     assert not list(advice(config("model.lora.rank=2", "model.lora.alpha=8")))
 
 

@@ -16,6 +16,7 @@ from asyncrl.launch.publication_row import publication_row, stored_weights
 from asyncrl.runtime.run_dir import CLUSTER_MODELS
 
 SERVERS = ["engine.kind=sglang", "engine.sglang.launch=['sglang']"]
+ALONE = "model.lora.rank=4", "model.lora.served=adapters"
 MODELS = """
 [engine]
 decode_ms = [[1, 1.0], [8, 2.0]]
@@ -75,6 +76,8 @@ def test_the_bytes_are_those_of_the_type_that_is_sent(
 def test_the_pause_is_that_of_the_way_and_of_the_engine(sets: list[str], pause: str) -> None:
     row = publication_row(load(None, sets, {}))
     assert row.value == "the bundled model" and row.meaning.startswith(pause)
+    alone = publication_row(load(None, [*SERVERS, *ALONE], {}))
+    assert alone.meaning == "staged: a server loads them beside its base, and no engine pauses"
 
 
 @pytest.mark.explore

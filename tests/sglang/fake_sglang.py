@@ -115,6 +115,14 @@ class FakeServer(httpx2.AsyncBaseTransport):
     def paths(self, path: str) -> list[Any]:
         return [body for _, asked, body in self.asked if asked == path]
 
+    def sampling(self, body: Any) -> str:
+        """The version that the next token of a request is sampled under."""
+        return self.version
+
+    def reported(self, version: str) -> str:
+        """The name that it gives the weights of a version."""
+        return version
+
     def _wake(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
@@ -135,7 +143,7 @@ class FakeServer(httpx2.AsyncBaseTransport):
                 with trio.move_on_after(self.pace_s):
                     await changed.wait()
                     continue
-                one.versions.append(self.version)
+                one.versions.append(self.sampling(one.body))
                 one.computed.append(self.version)
                 count = len(one.versions)
                 if self._token(one, count - 1) in one.stops:
@@ -188,14 +196,16 @@ class FakeServer(httpx2.AsyncBaseTransport):
             "id": one.rid,
             "finish_reason": one.ending,
             "completion_tokens": count,
-            "weight_version": self.version,
+            "weight_version": self.reported(self.version),
             "num_retractions": one.retractions,
         }
         if one.ending is not None:
             ends = [i for i in range(1, count) if one.versions[i] != one.versions[i - 1]]
             cuts = zip([0, *ends], [*ends, count], strict=True)
             meta["weight_versions"] = [
-                {"version": one.versions[a], "start": a, "end": b} for a, b in cuts if b > a
+                {"version": self.reported(one.versions[a]), "start": a, "end": b}
+                for a, b in cuts
+                if b > a
             ]
             if one.body.get("return_routed_experts"):
                 meta["routed_experts"] = self._experts(one, kind)

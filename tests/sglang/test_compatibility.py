@@ -179,6 +179,29 @@ def test_a_run_looks_at_the_servers_that_are_there(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("change", "rank", "said"),
+    [
+        ({}, 0, ""),
+        ({}, 4, r"takes none, and the run's have rank 4: start it with --enable-lora --max-lora-r"),
+        ({"enable_lora": True, "max_lora_rank": 2}, 4, "takes adapters up to rank 2, and the run"),
+        ({"enable_lora": True, "max_lora_rank": 4}, 4, ""),
+        ({"enable_lora": True, "max_lora_rank": 4}, 0, "sends it whole weights: start it without"),
+    ],
+)
+async def test_a_server_takes_adapters_or_whole_weights(
+    change: dict[str, Any], rank: int, said: str
+) -> None:
+    needs = Needs(QWEN, "float32", 96, 8, adapters=rank)
+    with answering(GOOD | {"/server_info": GOOD["/server_info"] | change}) as url:
+        async with SglangClient.open(url) as client:
+            if not said:
+                await check_compatibility(client, needs)
+                return
+            with pytest.raises(Incompatible, match=said):
+                await check_compatibility(client, needs)
+
+
 async def test_a_server_that_does_not_return_experts_is_refused_where_they_are_needed() -> None:
     needs = Needs(QWEN, "float32", 96, 8)
     server = GOOD["/server_info"] | {"enable_return_routed_experts": True}

@@ -31,7 +31,7 @@ from asyncrl.engines import canary
 from asyncrl.engines.servers.errors import RequestRefused, ServerGone
 from asyncrl.engines.servers.kept_servers import ServerAddress
 from asyncrl.engines.servers.managed import NOWHERE
-from asyncrl.engines.servers.server_process import ServerLaunch
+from asyncrl.engines.servers.server_process import AdapterRoom, ServerLaunch
 from asyncrl.engines.sglang import sglang_client as client_module
 from asyncrl.engines.sglang.sglang_client import SglangClient
 from asyncrl.engines.sglang.sglang_launch import command, environment, managed
@@ -85,6 +85,15 @@ def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--skip-tokenizer-init" in words and "--attention-backend" not in words
     routing = command(msgspec.structs.replace(cuda, routing=True), NOWHERE, key_file)
     assert set(routing) - set(words) >= {"--enable-return-routed-experts"}
+    room = AdapterRoom(16, ("k_proj", "q_proj"), 9)
+    adapted = command(msgspec.structs.replace(cuda, adapters=room), NOWHERE, key_file)
+    pairs = dict(pairwise(adapted))
+    assert (pairs["--max-lora-rank"], pairs["--max-loras-per-batch"]) == ("16", "9")
+    at = adapted.index("--lora-target-modules")
+    assert adapted[at - 1 : at + 4] == [
+        *("--enable-lora", "--lora-target-modules", "k_proj", "q_proj", "--mem-fraction-static")
+    ]
+    assert "--lora-backend" not in adapted, "SGLang's own choice on a GPU"
     assert words[-2:] == ["--mem-fraction-static", "0.8"], (
         "what the user adds comes last, where it wins"
     )

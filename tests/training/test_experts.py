@@ -369,3 +369,10 @@ def test_adapters_are_in_experts_where_they_are_named(
 def test_a_part_of_a_mixture_that_has_no_adapters_is_refused(target: str) -> None:
     with pytest.raises(ModelError, match="it has down_proj, gate_up_proj, k_proj"):
         add_adapters(build("qwen3_moe"), LoraConfig(rank=2, targets=[target]))
+
+
+def test_servers_get_no_adapters_of_experts_alone() -> None:
+    targets = ("q_proj", "gate_up_proj")
+    with pytest.raises(ModelError, match=r'gate_up_proj.* set model.lora.served to "merged"'):
+        add_adapters(build("qwen3_moe"), LoraConfig(rank=2, targets=targets, served="adapters"))
+    add_adapters(build("qwen3_moe"), LoraConfig(rank=2, targets=targets[:1], served="adapters"))

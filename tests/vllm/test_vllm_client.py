@@ -17,7 +17,8 @@ from asyncrl.engines.servers.errors import Misread, RequestRefused, ServerError,
 from asyncrl.engines.servers.other_model import Incompatible, Needs
 from asyncrl.engines.servers.server_types import StreamEvent
 from asyncrl.engines.vllm.vllm_client import VllmClient
-from asyncrl.engines.vllm.vllm_fit import check_vllm
+from asyncrl.engines.vllm.vllm_fit import check_vllm, refuse_other_adapters
+from asyncrl.engines.vllm.vllm_types import VllmLora
 
 URL = "http://vllm"
 IDS = np.array([5, 6, 7], np.int32)
@@ -336,6 +337,30 @@ async def test_scores_are_those_of_the_ids_that_were_asked_for() -> None:
             await client.score(IDS)
 
 
+async def test_a_request_names_its_adapter_and_no_other_model() -> None:
+    fake = versioned().on(GENERATE, said(event([1], finish="stop")))
+    for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+        fake.on(path, lambda _: httpx2.Response(200, content=b"Success: it is done."))
+    served = [{"id": "/model", "parent": None}, {"id": "asyncrl-3-a", "parent": "/model"}]
+    fake.on("/v1/models", {"data": served})
+    async with VllmClient.open(URL, transport=fake) as client:
+        await client.load_adapter("asyncrl-3-a", "/run/weights/asyncrl-3-a")
+        assert await client.adapters() == ["asyncrl-3-a"]
+        for adapter in ("", "asyncrl-3-a"):
+            asked = client.generate("1" * 32, IDS, max_new_tokens=1, temperature=1, adapter=adapter)
+            async with aclosing(asked) as events:
+                assert [event.ids.tolist() async for event in events] == [[1]]
+        await client.unload_adapter("asyncrl-3-a")
+    bodies = dict(fake.asked)
+    assert bodies["/v1/load_lora_adapter"] == {
+        "lora_name": "asyncrl-3-a",
+        "lora_path": "/run/weights/asyncrl-3-a",
+    }
+    assert bodies["/v1/unload_lora_adapter"] == {"lora_name": "asyncrl-3-a"}
+    named = [body.get("model") for path, body in fake.asked if path == GENERATE]
+    assert named == [None, "asyncrl-3-a"]
+
+
 async def test_checksums_come_by_rank_in_their_order() -> None:
     digests = {f"dp0:pp0:pcp0:tp{rank}:a.weight": f"{rank:02}" * 32 for rank in (10, 2, 0)}
     fake = versioned().on("/weight_checker", {"checksums": digests})
@@ -359,6 +384,7 @@ async def test_checksums_come_by_rank_in_their_order() -> None:
         ({"aux_output_config": {"enable_return_routed_experts": True}}, ""),
         ({"speculative_config": {"method": "ngram"}}, "without --speculative-config"),
         ({"kv_transfer_config": {"kv_role": "kv_both"}}, "without --kv-transfer-config"),
+        ({"lora_config": {"max_lora_rank": 8}}, "start it without --enable-lora"),
     ],
 )
 async def test_a_server_that_was_started_otherwise_is_refused_with_the_option(
@@ -378,6 +404,23 @@ async def test_a_server_that_was_started_otherwise_is_refused_with_the_option(
             return
         with pytest.raises(Incompatible, match=said_in_error):
             await check_vllm(client, NEEDS)
+
+
+@pytest.mark.parametrize(
+    ("room", "rank", "said"),
+    [
+        (None, 4, "takes none, and the run's have rank 4: start it with VLLM_ALLOW_RUNTIME_LORA_U"),
+        (8, 9, "takes adapters up to rank 8, .* --max-lora-rank 16"),
+        (8, 8, ""),
+    ],
+)
+def test_a_server_needs_room_for_the_runs_adapters(room: int | None, rank: int, said: str) -> None:
+    lora = None if room is None else VllmLora(room)
+    if not said:
+        refuse_other_adapters(lora, rank)
+        return
+    with pytest.raises(ValueError, match=said):
+        refuse_other_adapters(lora, rank)
 
 
 async def test_servers_of_other_versions_or_without_their_rooms_or_without_ids_are_refused() -> (

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
+from adapter_runs import check_adapters
 from real_vllm import START_S, launch
 from served_families import FAMILIES, KINDS, built
 from train_support import command as train_command
@@ -32,7 +33,7 @@ from train_support import (
 
 from asyncrl.bundled.bundled_model import write_tokenizer
 from asyncrl.engines.servers.errors import ServerGone
-from asyncrl.engines.servers.server_process import ServerLaunch
+from asyncrl.engines.servers.server_process import AdapterRoom, ServerLaunch
 from asyncrl.engines.vllm.vllm_client import VllmClient
 from asyncrl.engines.vllm.vllm_launch import WORKER, address, command, environment, managed
 from asyncrl.explain import run_status, summary
@@ -74,6 +75,12 @@ def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         "--enable-return-routed-experts",
         "--enable-prefix-caching",
     }
+    adapted = msgspec.structs.replace(cuda, adapters=AdapterRoom(12, ("q_proj",), 9))
+    pairs = dict(pairwise(command(adapted, address(Path("/tmp/x")), Path())))
+    room = [pairs[f"--{name}"] for name in ("max-lora-rank", "max-loras", "max-cpu-loras")]
+    assert room == ["16", "9", "18"] and "--enable-lora" in pairs
+    allowed = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+    assert environment(adapted)[allowed] == "1" and allowed not in environment(cuda)
     assert words[-2:] == ["--gpu-memory-utilization", "0.8"], "what the user adds wins"
     assert not {"OMP_NUM_THREADS", "TORCH_COMPILE_DISABLE"} & set(environment(cuda))
 
@@ -141,6 +148,16 @@ def session(pid: int) -> list[int]:
     listed = subprocess.run(asked, capture_output=True, text=True, check=False)
     lines = [line.split() for line in listed.stdout.splitlines()]
     return sorted(int(one) for one, state in lines if not state.startswith("Z"))
+
+
+@pytest.mark.soak  # a run of SGLang's is in CI
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.timeout(2 * START_S)
+def test_a_server_decodes_with_adapters_beside_its_base(
+    vllm_launch: tuple[str, ...], tmp_path: Path
+) -> None:
+    check_adapters("vllm", vllm_launch, tmp_path)
 
 
 @pytest.mark.explore

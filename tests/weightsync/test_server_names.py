@@ -71,6 +71,13 @@ def latent(name: str) -> Place | None:
     return None
 
 
+def wrapped(name: str) -> Place | None:
+    """A server that serves adapters has a module around each layer that may have one."""
+    place = qkv(name) or gate_up(name) or (name, 0)
+    before, _, leaf = place[0].rpartition(".")
+    return (f"{before}.base_layer.{leaf}", place[1]) if before.endswith("_proj") else None
+
+
 def stacked(name: str) -> Place | None:
     for ours, theirs in (
         ("experts.gate_up_proj_bias", "experts.w13_weight_bias"),
@@ -89,7 +96,7 @@ def stacked(name: str) -> Place | None:
 DENSE = (qkv, gate_up)
 FAMILIES: Mapping[str, tuple[Callable[[str], Place | None], ...]] = {
     "llama": DENSE,
-    "qwen2": DENSE,
+    "qwen2": (wrapped,),
     "qwen3": DENSE,
     "gemma3_text": DENSE,
     "olmo2": DENSE,

@@ -66,8 +66,9 @@ _SHARED = ("shared_experts", "shared_expert")
 _ROOTS = ("model", "language_model", "backbone", "transformer")
 """Modules around all layers, of which servers and checkpoints have other ones."""
 
-_DROPPED = ("self_attn",)
-"""A module that a server may do without: its parts are the layer's."""
+_DROPPED = ("self_attn", "base_layer")
+"""Modules that only one side has: a server may do without the first, whose parts are the layer's;
+and one that serves adapters has the second around each weight that may have one."""
 
 _STACKED = re.compile(
     r"(?P<parent>.*\.experts)(\.routed_experts)?\.(?P<stack>w13|w2)_(?:weight_)?"

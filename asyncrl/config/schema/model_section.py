@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
+from asyncrl.config.engines import capabilities
 from asyncrl.config.schema.section import BASIC, PATH, Contradictions, Section
 
 if TYPE_CHECKING:
@@ -35,6 +36,21 @@ class LoraConfig(Section, frozen=True):
         ),
     ] = ALL_LINEAR
 
+    served: Annotated[
+        Literal["merged", "adapters"],
+        Meta(
+            description=(
+                "what engines decode with: merged, whole weights that are made of base and "
+                "adapters; or adapters, beside one base that a server keeps"
+            )
+        ),
+    ] = "merged"
+
+    @property
+    def alone(self) -> bool:
+        """True if engines get adapters alone."""
+        return self.rank > 0 and self.served == "adapters"
+
     @property
     def named_targets(self) -> tuple[str, ...]:
         """The last parts of names in `targets`; none where it means all layers."""
@@ -60,10 +76,33 @@ class LoraConfig(Section, frozen=True):
                 ("model.lora.rank", "publication.path"),
                 "adapters are merged in memory beside the engine's weights: set path to staged",
             )
+        if self.alone:
+            yield from self._alone(whole)
         if whole.publication.rounds(whole.model):
             yield (
                 ("model.lora.rank", "publication.dtype"),
                 "adapters are sent in the model's type, like their base: set dtype to model",
+            )
+
+    def _alone(self, whole: Config) -> Contradictions:
+        """Yield what contradicts engines that get adapters alone."""
+        engine = whole.engine
+        if not capabilities(engine.kind).serves_adapters:
+            yield (
+                ("model.lora.served", "engine.kind"),
+                f"an engine of the kind {engine.kind} decodes with whole weights: set served to "
+                "merged, or kind to sglang or vllm",
+            )
+        if engine.servers is not None and engine.servers.router:
+            yield (
+                ("model.lora.served", "engine.sglang.router"),
+                "a router knows nothing of adapters: set served to merged, or remove the router",
+            )
+        if whole.train.router_replay:
+            yield (
+                ("model.lora.served", "train.router_replay"),
+                "with adapters no server was seen to return the experts of tokens: set served to "
+                "merged, or router_replay to false",
             )
 
 

@@ -19,6 +19,14 @@ NO_ROUTING = (
 """The reason why a server of a mixture is not taken."""
 
 
+SERVES_ADAPTERS = (
+    "it serves adapters, and this run sends it whole weights: start it without --enable-lora, or "
+    'set model.lora.served = "adapters" for a run with adapters'
+)
+"""The reason why a server with room for adapters is not taken by a run that sends whole weights,
+whose names it does not know."""
+
+
 class Incompatible(ServerError):
     """The server is of another kind than the run needs."""
 
@@ -26,13 +34,15 @@ class Incompatible(ServerError):
 class Needs(NamedTuple):
     """Requirements of a run: servers with a model of `architecture` (a class's name) that compute
     in `dtype`, have room for `slots` rollouts of at most `context_tokens` tokens at a time, and
-    return the experts of tokens where `routing` is true."""
+    return the experts of tokens where `routing` is true. They get adapters of the rank `adapters`,
+    or, where that is 0, whole weights."""
 
     architecture: str
     dtype: str
     context_tokens: int
     slots: int
     routing: bool = False
+    adapters: int = 0
 
 
 def refuse_other_model(

@@ -52,6 +52,7 @@ class Served(Protocol):
         stop_ids: Sequence[int] = ...,
         extra_key: str = ...,
         routing: RoutingLayout | None = ...,
+        adapter: str = ...,
     ) -> AsyncGenerator[StreamEvent, None]:
         """Stream one request, whose last event has an `ending`."""
         ...
@@ -72,6 +73,7 @@ class AskedTokens(NamedTuple):
     stop_ids: Sequence[int]
     extra_key: str
     routing: RoutingLayout | None = None
+    adapter: str = ""
 
 
 class Increments(Protocol):
@@ -173,6 +175,7 @@ class ServerClient(ABC):
         stop_ids: Sequence[int] = (),
         extra_key: str = "",
         routing: RoutingLayout | None = None,
+        adapter: str = "",
     ) -> AsyncGenerator[StreamEvent, None]:
         """Stream one request; to stop early, use `contextlib.aclosing`. Closing the stream closes
         the connection, which ends the request on the server within seconds.
@@ -181,11 +184,20 @@ class ServerClient(ABC):
         as all others: an abort may match beginnings. An event comes at the first token and then
         about every `stream_interval` tokens, unless the server has that from its start; `extra_key`
         names the part of the prefix cache that this request shares. With a layout of `routing` the
-        last event has the experts of the new tokens. The last event has an `ending`;
-        a stream that breaks off without one raises ServerGone.
+        last event has the experts of the new tokens. With an `adapter` the tokens are sampled by
+        the base with the adapter that was loaded under that name. The last event has an `ending`; a
+        stream that breaks off without one raises ServerGone.
         """
         asked = AskedTokens(
-            rid, ids, max_new_tokens, temperature, stream_interval, stop_ids, extra_key, routing
+            rid,
+            ids,
+            max_new_tokens,
+            temperature,
+            stream_interval,
+            stop_ids,
+            extra_key,
+            routing,
+            adapter,
         )
         sent = routing.sent(max_new_tokens) if routing is not None else 0
         events, increments = StreamEvents(max_new_tokens, sent), self._increments(routing)
@@ -220,7 +232,9 @@ class ServerClient(ABC):
         """The reader of one stream, which was asked for this routing."""
 
     @abstractmethod
-    async def score(self, ids: NDArray[np.int32], *, extra_key: str = "") -> list[float]:
+    async def score(
+        self, ids: NDArray[np.int32], *, extra_key: str = "", adapter: str = ""
+    ) -> list[float]:
         """The log-probability of each id given those before it, at temperature 1, from one prefill:
         `len(ids) - 1` numbers."""
 
@@ -289,3 +303,18 @@ class ServerClient(ABC):
     @abstractmethod
     async def checksums(self) -> list[RankChecksums]:
         """Checksums of the weights of each rank, in the order of ranks."""
+
+    # ------------------------------------------------------------------------------------ adapters
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Load the adapter of a folder in peft's format, which the server can see. Raises
+        RequestRefused, and ValueError where this kind of server takes none."""
+        raise ValueError(f"{self.url} takes no adapters")
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter, when no request uses it any more."""
+        raise ValueError(f"{self.url} takes no adapters")
+
+    async def adapters(self) -> list[str]:
+        """The names of the adapters that it has loaded."""
+        return []

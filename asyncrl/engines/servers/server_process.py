@@ -50,13 +50,23 @@ RETURN_ROUTING = "--enable-return-routed-experts"
 """The argument of both kinds of servers for `ServerLaunch.routing`."""
 
 
+class AdapterRoom(msgspec.Struct, frozen=True):
+    """Room of a server for adapters of this `rank`, of the layers whose names end in `targets`;
+    requests of up to `versions` of them are decoded at a time."""
+
+    rank: int
+    targets: tuple[str, ...]
+    versions: int
+
+
 class ServerLaunch(msgspec.Struct, frozen=True):
     """The start of a server. `python` is the command of a Python that has it: a path, or `docker
     run … python3`. It decodes `slots` rollouts of at most `context_tokens` tokens at a time, and
     the canary, and sends news about every `chunk_tokens` tokens, if it takes that option at its
     start. `gpus` are those of this machine that it may use; all where empty. Its first `weights`
     come from the model's files, or, where these hold none, are arbitrary. With `routing` it returns
-    the experts of tokens to requests that ask for them."""
+    the experts of tokens to requests that ask for them; with room for `adapters` it loads those
+    beside its base."""
 
     python: tuple[str, ...]
     model: str
@@ -71,6 +81,7 @@ class ServerLaunch(msgspec.Struct, frozen=True):
     chunk_tokens: int = 8
     weights: Literal["auto", "dummy"] = "auto"
     routing: bool = False
+    adapters: AdapterRoom | None = None
 
 
 class Keeping(msgspec.Struct, frozen=True):

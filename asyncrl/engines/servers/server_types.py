@@ -109,6 +109,21 @@ class ServerInfo(msgspec.Struct, frozen=True):
     max_running_requests: int | None = None
     max_req_input_len: int | None = None
     enable_return_routed_experts: bool = False
+    enable_lora: bool | None = None
+    max_lora_rank: int | None = None
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """One entry of `GET /v1/models`; `parent` is an adapter's base."""
+
+    id: str
+    parent: str | None = None
+
+
+class ServedModels(msgspec.Struct, frozen=True):
+    """`GET /v1/models`: the base and its adapters."""
+
+    data: list[ServedModel]
 
 
 class RankChecksums(msgspec.Struct, frozen=True):
@@ -123,6 +138,7 @@ class ServerAnswer(msgspec.Struct, frozen=True):
 
     success: bool = True
     message: str = ""
+    error_message: str | None = None  # of adapters
     ranks: list[RankChecksums] = []
     detail: msgspec.Raw = msgspec.Raw()
     error: msgspec.Raw = msgspec.Raw()
@@ -132,7 +148,8 @@ class ServerAnswer(msgspec.Struct, frozen=True):
         raw_reason = next(
             (bytes(raw) for raw in (self.error, self.detail) if raw not in _NONE), b""
         )
-        return escaped(self.message or raw_reason[: 4 * SAID].decode(errors="replace"), SAID)
+        said = self.message or self.error_message
+        return escaped(said or raw_reason[: 4 * SAID].decode(errors="replace"), SAID)
 
 
 _NONE = (msgspec.Raw(), msgspec.Raw(b"null"))

@@ -6,6 +6,7 @@ from __future__ import annotations
 from asyncrl.engines.servers import server_versions
 from asyncrl.engines.servers.other_model import (
     NO_ROUTING,
+    SERVES_ADAPTERS,
     Incompatible,
     Needs,
     refuse_other_model,
@@ -28,8 +29,22 @@ async def check_compatibility(client: SglangClient, needs: Needs) -> None:
         refuse_other_start(server, context_tokens=needs.context_tokens, slots=needs.slots)
         if needs.routing and not server.enable_return_routed_experts:
             raise ValueError(NO_ROUTING)
+        refuse_other_adapters(server, needs.adapters)
     except ValueError as error:
         raise Incompatible(f"{client.url} does not fit this run: {error}") from None
+
+
+def refuse_other_adapters(server: ServerInfo, rank: int) -> None:
+    """Raise ValueError where the server takes no adapters of this rank, or takes adapters where the
+    run sends whole weights (0)."""
+    if not rank and server.enable_lora:
+        raise ValueError(SERVES_ADAPTERS)
+    if rank and (not server.enable_lora or (server.max_lora_rank or 0) < rank):
+        room = f"adapters up to rank {server.max_lora_rank}" if server.enable_lora else "none"
+        raise ValueError(
+            f"it takes {room}, and the run's have rank {rank}: start it with --enable-lora "
+            f"--max-lora-rank {rank} --lora-target-modules and the run's layers"
+        )
 
 
 def refuse_other_start(server: ServerInfo, *, context_tokens: int, slots: int) -> None:

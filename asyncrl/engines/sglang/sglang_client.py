@@ -20,6 +20,7 @@ from asyncrl.engines.servers.server_types import (
     Mode,
     ModelInfo,
     RankChecksums,
+    ServedModels,
     ServerInfo,
     largest_event,
 )
@@ -88,6 +89,8 @@ class SglangClient(ServerClient):
             "stream": True,
             "extra_key": asked.extra_key or None,
         }
+        if asked.adapter:
+            body["lora_path"] = asked.adapter  # the name of one that is loaded
         if asked.routing is None:
             return body
         start = len(asked.ids) - 1  # at the last position the first new token is predicted
@@ -96,8 +99,11 @@ class SglangClient(ServerClient):
     def _increments(self, routing: RoutingLayout | None) -> SglangIncrements:
         return SglangIncrements(routing)
 
-    async def score(self, ids: NDArray[np.int32], *, extra_key: str = "") -> list[float]:
-        entries = await self._prefilled(ids, extra_key=extra_key or None)
+    async def score(
+        self, ids: NDArray[np.int32], *, extra_key: str = "", adapter: str = ""
+    ) -> list[float]:
+        of = {"lora_path": adapter} if adapter else {}
+        entries = await self._prefilled(ids, extra_key=extra_key or None, **of)
         return [math.nan if entry[0] is None else entry[0] for entry in entries[1:]]
 
     async def texts(self, ids: NDArray[np.int32]) -> list[str | None]:
@@ -189,3 +195,16 @@ class SglangClient(ServerClient):
     async def checksums(self) -> list[RankChecksums]:
         asked = {"action": "checksum"}
         return (await self._connection.control("/weights_checker", asked, CHECKSUM_BYTES)).ranks
+
+    # ------------------------------------------------------------------------------------ adapters
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        body = {"lora_name": name, "lora_path": folder}
+        await self._connection.control("/load_lora_adapter", body)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._connection.control("/unload_lora_adapter", {"lora_name": name})
+
+    async def adapters(self) -> list[str]:
+        served = await self._connection.get("/v1/models", ServedModels)
+        return [each.id for each in served.data if each.parent is not None]

@@ -55,6 +55,10 @@ def command(launch: ServerLaunch, address: ServerAddress, key_file: Path) -> lis
             "mem-fraction-static": 0.5,
             "max-total-tokens": max((launch.slots + 1) * context, _LEAST_TOKENS),
         }
+    if (adapters := launch.adapters) is not None:
+        options |= {"max-lora-rank": adapters.rank, "max-loras-per-batch": adapters.versions}
+        if launch.device == "cpu":
+            options["lora-backend"] = "torch_native"
     # Incremental events hold what is new; others hold all so far, whose cost grows with the square
     # of a response.
     switches = [
@@ -64,6 +68,8 @@ def command(launch: ServerLaunch, address: ServerAddress, key_file: Path) -> lis
         "--enable-metrics",
     ]
     switches += [RETURN_ROUTING] if launch.routing else []
+    if adapters is not None:
+        switches += ["--enable-lora", "--lora-target-modules", *adapters.targets]
     pairs = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     return [*launch.python, "-m", "sglang.launch_server", *pairs, *switches, *launch.arguments]
 

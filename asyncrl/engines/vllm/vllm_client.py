@@ -21,6 +21,7 @@ from asyncrl.engines.servers.server_types import (
     Mode,
     ModelInfo,
     RankChecksums,
+    ServedModels,
     ServerInfo,
     StreamEvent,
     largest_event,
@@ -176,15 +177,19 @@ class VllmClient(ServerClient):
             "token_ids": asked.ids.tolist(),
             "sampling_params": sampling,
             "stream": True,
+            **_of(asked.adapter),
         } | _salt(asked.extra_key)
 
     def _increments(self, routing: RoutingLayout | None) -> VllmIncrements:
         return VllmIncrements(self._version, routing)
 
-    async def score(self, ids: NDArray[np.int32], *, extra_key: str = "") -> list[float]:
+    async def score(
+        self, ids: NDArray[np.int32], *, extra_key: str = "", adapter: str = ""
+    ) -> list[float]:
         body = {
             "token_ids": ids.tolist(),
             "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False},
+            **_of(adapter),
         } | _salt(extra_key)
         most = largest_event(2 * len(ids))
         answer = await self._connection.post(self.GENERATE, body, ScoredPrompt, most)
@@ -292,6 +297,24 @@ class VllmClient(ServerClient):
             rank, _, tensor = name.rpartition(":")
             ranks.setdefault(rank, {})[tensor] = digest[:HASH_DIGITS]
         return [RankChecksums(ranks[rank], "") for rank in sorted(ranks, key=_numbers)]
+
+    # ------------------------------------------------------------------------------------ adapters
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        body = {"lora_name": name, "lora_path": folder}
+        await self._connection.tell("/v1/load_lora_adapter", body, slow=True)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._connection.tell("/v1/unload_lora_adapter", {"lora_name": name}, slow=True)
+
+    async def adapters(self) -> list[str]:
+        served = await self._connection.get("/v1/models", ServedModels)
+        return [each.id for each in served.data if each.parent is not None]
+
+
+def _of(adapter: str) -> dict[str, str]:
+    """The name of a request's model, which is its base's own unless it names an adapter."""
+    return {"model": adapter} if adapter else {}
 
 
 def _salt(extra_key: str) -> dict[str, str]:

@@ -8,14 +8,16 @@ import numpy as np
 from asyncrl.engines import canary
 from asyncrl.engines.servers import server_versions
 from asyncrl.engines.servers.errors import RequestRefused
-from asyncrl.engines.servers.other_model import NO_ROUTING, Incompatible, Needs
+from asyncrl.engines.servers.other_model import NO_ROUTING, SERVES_ADAPTERS, Incompatible, Needs
 from asyncrl.engines.servers.server_types import ServerInfo
 from asyncrl.engines.vllm.vllm_client import VllmClient
-from asyncrl.engines.vllm.vllm_types import NONE, VllmConfigs
+from asyncrl.engines.vllm.vllm_types import NONE, VllmConfigs, VllmLora
 
 EXTENSION, BACKEND = "asyncrl_receiver.Extension", "asyncrl"
 """The class by which a server imports our module into its workers, and the name of the transfer
 that this registers."""
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values that vLLM's `--max-lora-rank` may have."""
 LOGPROBS = "processed_logprobs"
 """The requested log-probabilities: of the temperature-scaled distribution."""
 
@@ -46,7 +48,7 @@ async def check_vllm(client: VllmClient, needs: Needs) -> None:
 
 def refuse_start(start: VllmConfigs, server: ServerInfo, needs: Needs) -> None:
     """Raise ValueError where the server's start options do not fit the run."""
-    _, dtype, context_tokens, slots, routing = needs
+    _, dtype, context_tokens, slots, routing, rank = needs
     if fault := server_versions.misfit("vLLM", server.version):
         raise ValueError(f"it is vLLM {server.version}; {fault}")
     if server.dtype not in ("", "auto", dtype):
@@ -79,6 +81,7 @@ def refuse_start(start: VllmConfigs, server: ServerInfo, needs: Needs) -> None:
         )
     if routing and not start.aux_output_config.enable_return_routed_experts:
         raise ValueError(NO_ROUTING)
+    refuse_other_adapters(start.lora_config, rank)
     context = max(context_tokens, canary.TOKENS + 1)
     if server.context_length is not None and server.context_length < context:
         raise ValueError(
@@ -91,3 +94,30 @@ def refuse_start(start: VllmConfigs, server: ServerInfo, needs: Needs) -> None:
             f"it takes {server.max_running_requests} requests at a time, which is too few for "
             f"engine.slots = {slots}: start it with --max-num-seqs {slots + 1}"
         )
+
+
+def refuse_other_adapters(lora: VllmLora | None, rank: int) -> None:
+    """Raise ValueError where the server takes no adapters of this rank, or takes adapters where the
+    run sends whole weights (0)."""
+    if not rank and lora is not None:
+        raise ValueError(SERVES_ADAPTERS)
+    if rank and (lora is None or lora.max_lora_rank < rank):
+        room = "none" if lora is None else f"adapters up to rank {lora.max_lora_rank}"
+        raise ValueError(
+            f"it takes {room}, and the run's have rank {rank}: start it with "
+            f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora --max-lora-rank "
+            f"{lora_rank(rank)}"
+        )
+
+
+def lora_rank(rank: int) -> int:
+    """The least that vLLM's `--max-lora-rank` may be for adapters of this rank. Raises ValueError
+    where they are larger than vLLM's.
+
+    >>> lora_rank(4), lora_rank(512)
+    (8, 512)
+    """
+    for enough in RANKS:
+        if enough >= rank:
+            return enough
+    raise ValueError(f"vLLM takes adapters up to rank {RANKS[-1]}, and the run's have rank {rank}")

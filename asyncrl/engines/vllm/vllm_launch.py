@@ -22,7 +22,7 @@ from asyncrl.engines.servers.managed import managed as managed_server
 from asyncrl.engines.servers.server_environment import ServerPackage
 from asyncrl.engines.servers.server_process import RETURN_ROUTING, ServerLaunch
 from asyncrl.engines.vllm.vllm_client import VllmClient
-from asyncrl.engines.vllm.vllm_fit import BACKEND, EXTENSION, LOGPROBS, check_vllm
+from asyncrl.engines.vllm.vllm_fit import BACKEND, EXTENSION, LOGPROBS, check_vllm, lora_rank
 from asyncrl.files import JSON_BYTES, read_regular
 
 WORKER = Path(__file__).with_name("worker")
@@ -68,6 +68,13 @@ def command(launch: ServerLaunch, address: ServerAddress, _: Path) -> list[str]:
     if launch.routing:
         # it keeps experts with the prefixes that it caches, by default not of every family
         switches += [RETURN_ROUTING, "--enable-prefix-caching"]
+    if (adapters := launch.adapters) is not None:
+        options |= {
+            "max-lora-rank": lora_rank(adapters.rank),
+            "max-loras": adapters.versions,
+            "max-cpu-loras": 2 * adapters.versions,
+        }
+        switches.append("--enable-lora")
     pairs = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     server = "vllm.entrypoints.openai.api_server"
     return [*launch.python, "-m", server, *pairs, *switches, *launch.arguments]
@@ -114,6 +121,8 @@ def environment(launch: ServerLaunch, _: Sequence[int] = ()) -> dict[str, str]:
         "VLLM_SERVER_DEV_MODE": "1",  # else it cannot be paused or given weights
         "VLLM_NO_USAGE_STATS": "1",
     }
+    if launch.adapters is not None:
+        always["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if launch.device != "cpu":
         return always
     return always | {

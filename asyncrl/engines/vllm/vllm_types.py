@@ -123,6 +123,12 @@ class _AuxOutput(msgspec.Struct, frozen=True):
     enable_return_routed_experts: bool = False
 
 
+class VllmLora(msgspec.Struct, frozen=True):
+    """A server's room for adapters."""
+
+    max_lora_rank: int = 0
+
+
 class VllmConfigs(msgspec.Struct, frozen=True):
     """The sections of a server's configuration that matter here."""
 
@@ -133,6 +139,7 @@ class VllmConfigs(msgspec.Struct, frozen=True):
     speculative_config: msgspec.Raw = NONE
     kv_transfer_config: msgspec.Raw = NONE
     aux_output_config: _AuxOutput = _AuxOutput()
+    lora_config: VllmLora | None = None
 
 
 class VllmStart(msgspec.Struct, frozen=True):

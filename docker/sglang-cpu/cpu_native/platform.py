@@ -21,6 +21,7 @@ class CpuNative(CpuSRTPlatform):
     def init_backend(self) -> None:
         """Set up a worker, before its model is built."""
         repair_interpreter()
+        host_memory.pin_nothing()
 
     def post_load_model(self, model: object) -> None:
         """Replace kernels, before the model computes."""
