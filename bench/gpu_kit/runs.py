@@ -60,7 +60,8 @@ def learns(place: Place) -> list[Number]:
     run = place.folder / "learns"
     own: dict[str, object] = {"run.dir": run, "train.device": place.device}
     if place.small:
-        own |= {"train.steps": STEPS, "task.eval_size": 8, "train.eval_every": 1}
+        own |= {"train.steps": STEPS, "train.batch_groups": 2, "engine.slots": 16}
+        own |= {"task.eval_size": 8}
     argv = [sys.executable, "-m", "asyncrl.cli", "train", str(ROOT / "run.toml")]
     argv += [f"--set={name}={value}" for name, value in own.items()]
     log, start = place.folder / "learns.log", time.perf_counter()
