@@ -103,22 +103,23 @@ class MemoryGroup:
         self._group, self._ring = group, ring
         self._rank, self._world = rank, world
         self._count = 0
-        self._read: deque[list[Work]] = deque()
-        self._told: deque[Work] = deque()
+        self._read: deque[list[_Word]] = deque()
+        self._told: deque[_Word] = deque()
 
     def broadcast(self, tensor: Tensor, root: int, timeout: timedelta) -> Posted:
         """Post a broadcast of a uint8 tensor."""
         if self._rank != root:
             return Copied(self.coming(tensor.numel(), timeout), tensor)
         if len(self._read) == SLOTS // TOGETHER:
-            for work in self._read.popleft():
-                work.wait(timeout)
+            for word in self._read.popleft():
+                word.work.wait(timeout)
         number, self._count = self._count, self._count + 1
         np.copyto(self._ring.slots[number % SLOTS][: tensor.numel()], tensor.numpy())
         posted = self._group.broadcast(torch.tensor([number]), root, timeout)
         if _is_told(number):
             others = (rank for rank in range(self._world) if rank != root)
-            self._read.append([self._group.recv([torch.empty(1)], rank, 0) for rank in others])
+            words = [(rank, torch.empty(1)) for rank in others]
+            self._read.append([_Word(self._group.recv([at], rank, 0), at) for rank, at in words])
         return posted
 
     def coming(self, size: int, timeout: timedelta) -> Coming:
@@ -132,12 +133,20 @@ class MemoryGroup:
     def tell(self, number: int, timeout: timedelta) -> None:
         """Say that a slot was read, and those before it."""
         if _is_told(number):
-            self._told.append(self._group.send([torch.zeros(1)], 0, 0))
+            word = torch.zeros(1)
+            self._told.append(_Word(self._group.send([word], 0, 0), word))
             if len(self._told) > SLOTS:
-                self._told.popleft().wait(timeout)
+                self._told.popleft().work.wait(timeout)
 
     def abort(self) -> None:
         self._group.abort()
+
+
+class _Word(NamedTuple):
+    """A message on its way, and its memory, which gloo does not hold."""
+
+    work: Work
+    memory: Tensor
 
 
 def _is_told(number: int) -> bool:
