@@ -194,6 +194,11 @@ def measured(chunk: int, args: argparse.Namespace, folder: Path, model: Path) ->
         matrix.close()
     tokens = last.tokens.generated - first.tokens.generated
     events = last.journal.appended - first.journal.appended
+    if not tokens:
+        raise SystemExit(
+            f"no tokens came in {args.seconds:g} s: a chunk of each slot takes longer at "
+            f"{args.rate:g} tokens/s; raise --seconds"
+        )
     spent = {role: after[role] - before[role] for role in after}
     return Ceiling(
         chunk,

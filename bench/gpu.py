@@ -1,9 +1,9 @@
 """Checks of what a GPU alone can show: one command, one table, one JSON.
 
-    python bench/gpu.py [--out build/gpu.json] [--small] [--only NAME ...] [--budget 480]
+    python bench/gpu.py [--out build/gpu.json] [--small] [--only NAME ...] [--budget 540]
 
 Each check is a process of its own with a limit of its own, forked from one that has imported what
-all of them need; all of them have eight minutes. A check
+all of them need; all of them have nine minutes. A check
 that the machine lacks something for is skipped by name. Where packages are missing (a bare machine
 with torch and transformers), the wheels of `make gpu-wheels` are installed into a folder that is
 gone afterwards. `--small` runs every check on processors in a small form, with limits four times as
@@ -74,7 +74,7 @@ def _run(chosen: Sequence[Check], args: argparse.Namespace, target: Path) -> int
     def lacking(each: Check) -> str | None:
         if args.small or gpus >= each.gpus:
             return None
-        return "one GPU only" if gpus else "no CUDA device"
+        return f"needs {each.gpus} GPUs" if gpus else "no CUDA device"
 
     report = Report(args.out, machine, chosen)
     for number in (signal.SIGINT, signal.SIGTERM):

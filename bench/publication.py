@@ -1,16 +1,15 @@
-"""Publication through asyncrl (pack, checksum, broadcast in buckets, checksum, and the weights in
-their place) against one bare `torch.distributed` broadcast of the same bytes as a single tensor,
-among the same processes, over gloo, by turns in one run: `staged` beside the engine's own weights
-and copied into them at the end, and `direct` into them (`publication.path`). `--sizes` in MB
-(default 4 and 160: 160 is a model of 41 M float32 parameters), `--receivers` engines (default 1 and
-4), `--repeat` pairs of which the medians are printed, `--bucket` MB a bucket.
+"""Publication through asyncrl (broadcast in pieces, by shared memory as on one machine, checksums
+on both sides, and the weights in their place) against one bare `torch.distributed` broadcast of the
+same bytes as a single tensor, among the same processes, over gloo, by turns in one run: `staged`
+beside the engine's own weights and copied into them at the end, and `direct` into them
+(`publication.path`). `--sizes` in MB (default 4 and 160: 160 is a model of 41 M float32
+parameters), `--receivers` engines (default 1 and 4), `--repeat` pairs of which the medians are
+printed, `--bucket` MB a bucket.
 
-The ratio is the bare broadcast's seconds over the publication's, from the first byte packed to the
+The ratio is the bare broadcast's seconds over the publication's, from the first byte sent to the
 last engine that has verified weights in place. An engine decodes nothing for `pause` of these
 seconds: staged for the copy, direct for all of it. `held` are the bytes of its process for the
-publication, beside its own weights, over those of the weights; `copied` those that it copies there
-or back. `assembly` are the sender's seconds for copying its weights into buckets, by themselves,
-over those of the bare broadcast.
+publication, beside its own weights, over those of the weights; `copied` those that it copies there.
 """
 
 from __future__ import annotations
@@ -73,12 +72,12 @@ class Own:
         await receiver.join(*place, self.plan, DEADLINE_S)
         start = time.monotonic()
         sums = await receiver.receive_direct(*place, self.direct, DEADLINE_S)
-        pause, bucket = time.monotonic() - start, min(self.plan.bucket_bytes, self.plan.total_bytes)
+        pause = time.monotonic() - start
         return {
             "sums": sums,
             "pause": pause,
-            "held": 3 * bucket,
-            "copied": 2 * self.plan.total_bytes,
+            "held": 0,
+            "copied": self.plan.total_bytes,
         }
 
 
@@ -163,16 +162,6 @@ async def measured(
     return bare_s, max(answer["at"] for answer in answers) - start, answers
 
 
-def assembly(plan: Plan) -> float:
-    """Seconds in which weights are copied into two buckets by turns."""
-    weights = {spec.name: torch.randn(LAYER) for spec in plan.specs}
-    buckets = [torch.zeros(plan.bucket_bytes, dtype=torch.uint8) for _ in range(2)]
-    start = time.monotonic()
-    for _ in plan.pack(weights.items(), buckets):
-        pass
-    return time.monotonic() - start
-
-
 async def main(sizes: list[int], receivers: list[int], repeat: int, bucket_mb: int) -> None:
     torch.set_num_threads(1)
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
@@ -180,9 +169,7 @@ async def main(sizes: list[int], receivers: list[int], repeat: int, bucket_mb: i
         f"gloo on loopback, {os.cpu_count()} cores (load {load}), buckets of {bucket_mb} MB, "
         f"medians of {repeat}"
     )
-    print(
-        "     MB | engines | way    | bare MB/s | MB/s | ratio | pause s | held | copied | assembly"
-    )
+    print("     MB | engines | way    | bare MB/s | MB/s | ratio | pause s | held | copied")
     for count in receivers:
         async with AsyncExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory()))
@@ -211,14 +198,12 @@ async def main(sizes: list[int], receivers: list[int], repeat: int, bucket_mb: i
                     bare_s, ours_s = median(r[0] for r in rows), median(r[1] for r in rows)
                     ratio = median(r[0] / r[1] for r in rows)
                     pause = median(max(a["pause"] for a in answers) for *_, answers in rows)
-                    packing = median(assembly(plan) for _ in range(repeat)) / bare_s
                     held, copied = (
                         rows[0][2][0][key] / plan.total_bytes for key in ("held", "copied")
                     )
                     print(
                         f"{mb:7.0f} | {count:7d} | {way} | {mb / bare_s:9.0f} | {mb / ours_s:4.0f} "
-                        f"| {ratio:5.2f} | {pause:7.4f} | {held:4.2f} | {copied:6.2f} "
-                        f"| {packing:.3f}",
+                        f"| {ratio:5.2f} | {pause:7.4f} | {held:4.2f} | {copied:6.2f}",
                         flush=True,
                     )
             engines.end()

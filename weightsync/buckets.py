@@ -9,6 +9,7 @@ all, but views of the flat memory that was received into.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -55,6 +56,10 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
     def __str__(self) -> str:
         return f"{self.name} ({self.dtype} {list(self.shape)})"
 
+    @property
+    def nbytes(self) -> int:
+        return DTYPES[self.dtype].itemsize * math.prod(self.shape)
+
 
 class Plan(msgspec.Struct, frozen=True, array_like=True):
     """The tensors of a model in order, and the bytes of a bucket (a multiple of `ALIGN`). Tensors
@@ -96,10 +101,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
         """The place of each tensor, in bytes from the start; one more entry, the end."""
         offsets = [0]
         for spec in self.specs:
-            size = DTYPES[spec.dtype].itemsize
-            for n in spec.shape:
-                size *= n
-            offsets.append(offsets[-1] + (size + ALIGN - 1) // ALIGN * ALIGN)
+            offsets.append(offsets[-1] + (spec.nbytes + ALIGN - 1) // ALIGN * ALIGN)
         return offsets
 
     @property
@@ -140,34 +142,13 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
         Padding is zero. `tensors` is consumed one at a time, so it may gather them lazily. Raises
         PlanMismatch when they are not the plan's.
         """
-        offsets = self.offsets
-        arriving = iter(tensors)
-        turn, filled = 0, 0
-        for i, spec in enumerate(self.specs):
-            arrived = next(arriving, None)
-            if arrived is None:
-                raise PlanMismatch(
-                    f"the plan has {len(self.specs)} tensors, but only {i} came: {spec} is missing"
-                )
-            source = _bytes_of(spec, *arrived)
-            taken, size = 0, offsets[i + 1] - offsets[i]
-            while taken < size:
-                piece = min(size - taken, self.bucket_bytes - filled)
-                target = buffers[turn][filled : filled + piece]
-                real = min(piece, max(0, source.numel() - taken))
-                if real:
-                    copy_bytes(target[:real], source[taken : taken + real])
-                if real < piece:
-                    target[real:].zero_()
-                taken += piece
-                filled += piece
-                if filled == self.bucket_bytes:
-                    yield buffers[turn]
-                    turn, filled = (turn + 1) % len(buffers), 0
-        if (extra := next(arriving, None)) is not None:
-            raise PlanMismatch(f"tensor {extra[0]} came after the last one of the plan")
-        if filled:
-            yield buffers[turn][:filled]
+        source, total = LaidOut(self, tensors), self.total_bytes
+        for number, start in enumerate(range(0, total, self.bucket_bytes)):
+            end = min(start + self.bucket_bytes, total)
+            target = buffers[number % len(buffers)][: end - start]
+            source.copy(start, end, target)
+            yield target
+        source.finish()
 
     def unpack(self, flat: Tensor) -> dict[str, Tensor]:
         """The tensors, by name, as views of `flat` (`[total_bytes]` uint8, contiguous): nothing is
@@ -210,6 +191,76 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
                 f"{other.still or 'nothing'!r} in {theirs}"
             )
         return ""
+
+
+class LaidOut:
+    """Tensors as they come, in the order of a plan and laid out as it says; one is held at a time.
+    Raises PlanMismatch when they are not the plan's."""
+
+    def __init__(self, plan: Plan, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        self._plan, self._offsets = plan, plan.offsets
+        self._arriving = iter(tensors)
+        self._count = 0
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+
+    def between(self, start: int, end: int) -> Iterator[tuple[int, Tensor]]:
+        """The bytes of tensors from `start`, not before the last call's end, to `end`, and where
+        each part begins; what is left out is padding."""
+        while start < end:
+            while self._offsets[self._count] <= start:
+                self._take()
+            first, last = self._offsets[self._count - 1], min(end, self._offsets[self._count])
+            part = self._bytes[start - first : last - first]
+            if part.numel():
+                yield start, part
+            start = last
+
+    def copy(self, start: int, end: int, target: Tensor) -> None:
+        """Copy the bytes from `start` to `end` into `target`, with zeros for padding."""
+        _copy(self.between(start, end), start, target)
+
+    def part(self, start: int, end: int, buffer: Tensor) -> tuple[Tensor, bool]:
+        """The same bytes where they lie, if that is one place on the buffer's device; else copied
+        into `buffer`, and True."""
+        parts = list(self.between(start, end))
+        if len(parts) == 1:
+            ((_, only),) = parts
+            if only.numel() == end - start and only.device == buffer.device and _as_words(only):
+                return only, False
+        target = buffer[: end - start]
+        _copy(parts, start, target)
+        return target, True
+
+    def finish(self) -> None:
+        """Take the empty tensors that are left. Raises PlanMismatch where there are others."""
+        while self._count < len(self._plan.specs):
+            self._take()
+        if (extra := next(self._arriving, None)) is not None:
+            raise PlanMismatch(f"tensor {extra[0]} came after the last one of the plan")
+
+    def _take(self) -> None:
+        specs = self._plan.specs
+        spec, arrived = specs[self._count], next(self._arriving, None)
+        if arrived is None:
+            raise PlanMismatch(
+                f"the plan has {len(specs)} tensors, but only {self._count} came: {spec} is missing"
+            )
+        self._bytes = _bytes_of(spec, *arrived)
+        self._count += 1
+
+
+def _as_words(part: Tensor) -> bool:
+    """True if it can be viewed as 64-bit words."""
+    return part.storage_offset() % 8 == 0
+
+
+def _copy(parts: Iterable[tuple[int, Tensor]], start: int, target: Tensor) -> None:
+    filled = 0
+    for where, part in parts:
+        target[filled : where - start].zero_()
+        filled = where - start + part.numel()
+        copy_bytes(target[where - start : filled], part)
+    target[filled:].zero_()
 
 
 def _bytes_of(spec: Spec, name: str, tensor: Tensor) -> Tensor:

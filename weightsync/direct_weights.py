@@ -1,21 +1,24 @@
-"""An engine's own weights, written bucket by bucket while it is paused. Invariant: a cancelled job
+"""An engine's own weights, written piece by piece while it is paused. Invariant: a cancelled job
 writes nothing more, and the checked weights are those that the engine will decode with.
 
-A bucket is received into a buffer and copied from there. Straight into the weights would leave them
+A piece is received into a buffer and copied from there. Straight into the weights would leave them
 to a thread that was left behind in a broadcast, and a tensor may be of a wider type than it is sent
-in (`publication.dtype`). Checksums are of bytes read back from the weights, so that a copy that
-went wrong shows, too. A widened number rounds back to the bits that came.
+in (`publication.dtype`). Checksums are of the bytes of the weights, so that a copy that went wrong
+shows, too. A widened number rounds back to the bits that came.
 """
 
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
+from asyncrl.weightsync.bucket_pieces import Piece
 from asyncrl.weightsync.buckets import DTYPES, Plan, PlanMismatch, Spec, copy_bytes
+from asyncrl.weightsync.checksum import BucketSums
 from asyncrl.weightsync.process_group import Job
 
 
@@ -29,36 +32,36 @@ class DirectWeights:
         self._offsets = plan.offsets
         self._turn = threading.Lock()  # of a thread that was left behind, and the next one
 
-    def write(self, job: Job, number: int, bucket: Tensor) -> None:
-        """Copy bucket `number` (from 0), uint8, to its place. Raises TransferError where `job` was
+    def write(self, job: Job, piece: Piece, part: Tensor) -> None:
+        """Copy the bytes of a piece, uint8, to their place. Raises TransferError where `job` was
         abandoned."""
-        with self._turn, job.step(f"writing bucket {number + 1} of {self.plan.bucket_count}"):
-            for target, piece in self._pieces(number, bucket):
-                if target.dtype == piece.dtype:
-                    copy_bytes(target.view(torch.uint8), piece.view(torch.uint8))
+        doing = f"writing bucket {piece.bucket + 1} of {self.plan.bucket_count}"
+        with self._turn, job.step(doing):
+            for target, at, dtype in self._pieces(piece.start, piece.end):
+                source = part[at : at + target.numel() * dtype.itemsize].view(dtype)
+                if target.dtype == dtype:
+                    copy_bytes(target.view(torch.uint8), source.view(torch.uint8))
                 else:
-                    target.copy_(piece)
+                    target.copy_(source)
 
-    def read(self, number: int, bucket: Tensor) -> None:
-        """Copy what stands there now back into `bucket`, with zeros between tensors."""
-        bucket.zero_()
-        for source, piece in self._pieces(number, bucket):
-            if source.dtype == piece.dtype:
-                copy_bytes(piece.view(torch.uint8), source.view(torch.uint8))
-            else:
-                piece.copy_(source)
+    def add(self, sums: BucketSums, piece: Piece) -> None:
+        """Add what stands there now to the sums of its bucket."""
+        for own, at, dtype in self._pieces(piece.start, piece.end):
+            sums.add(piece.within + at, own.to(dtype).view(torch.uint8))
 
-    def _pieces(self, number: int, bucket: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The part of each tensor that lies in a bucket, and its place there."""
-        start = number * self.plan.bucket_bytes
-        end = start + bucket.numel()
-        for spec, flat, offset in zip(self.plan.specs, self._flat, self._offsets, strict=False):
-            dtype = DTYPES[spec.dtype]
+    def _pieces(self, start: int, end: int) -> Iterator[tuple[Tensor, int, torch.dtype]]:
+        """The part of each tensor that lies between two bytes, where it begins after the first, and
+        the type that is sent."""
+        number = max(0, bisect_right(self._offsets, start) - 1)
+        for i in range(number, len(self._flat)):
+            offset, flat, dtype = self._offsets[i], self._flat[i], DTYPES[self.plan.specs[i].dtype]
+            if offset >= end:
+                break
             first = max(start, offset)
             last = min(end, offset + flat.numel() * dtype.itemsize)
             if first < last:
                 part = flat[(first - offset) // dtype.itemsize : (last - offset) // dtype.itemsize]
-                yield part, bucket[first - start : last - start].view(dtype)
+                yield part, first - start, dtype
 
 
 def _flat(spec: Spec, tensor: Tensor | None) -> Tensor:

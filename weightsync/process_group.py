@@ -100,12 +100,26 @@ class Worker:
         return await trio.to_thread.run_sync(closing, abandon_on_cancel=True, limiter=self._threads)
 
 
+class Posted(Protocol):
+    """A call that goes on, as torch's Work."""
+
+    def wait(self, timeout: timedelta = ...) -> object: ...
+
+
 class Collective(Protocol):
     """The part of torch's process groups that is used here."""
 
-    def broadcast(self, tensor: Tensor, root: int, timeout: timedelta) -> Work: ...
+    def broadcast(self, tensor: Tensor, root: int, timeout: timedelta) -> Posted: ...
 
     def abort(self) -> None: ...
+
+
+class PairGroup(Protocol):
+    """The part of them for messages between two ranks. `tag`: gloo's; NCCL goes by order."""
+
+    def send(self, tensors: list[Tensor], rank: int, tag: int) -> Work: ...
+
+    def recv(self, tensors: list[Tensor], rank: int, tag: int) -> Work: ...
 
 
 def connect_group(

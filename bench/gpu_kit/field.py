@@ -16,9 +16,13 @@ SENDS = (
     ("publication s, beside steps", "publication", "beside steps"),
     ("step beside a publication, times", "publication", "a step beside, times as long"),
     ("trainer stopped s, checkpoint", "checkpoint", "copy, trainer stopped"),
+    ("learning run, accuracy before", "learns", "accuracy before"),
+    ("learning run, accuracy after", "learns", "accuracy after"),
+    ("learning run s", "learns", "seconds"),
     ("to servers GB/s, host memory", "sends to servers", "from host memory"),
     ("of a bare broadcast", "sends to servers", "from host memory, of a bare broadcast"),
     ("to servers GB/s, device", "sends to servers", "from the device"),
+    ("to two ranks of a server GB/s", "sends to servers", "to two ranks"),
     ("hash of 8B s, host memory", "hashes at size", "in host memory: 8B"),
     ("hash of 8B s, device", "hashes at size", "on the device: 8B"),
 )

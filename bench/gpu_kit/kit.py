@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from .check import Check
 
-BUDGET_S = 480.0
+BUDGET_S = 540.0
 SMALL_TIMES = 4
 """Times as long that checks may take in their small form: processors may be others' too."""
 
@@ -45,6 +45,12 @@ CHECKS = (
         "weights:publication",
         "the same steps with no publication beside them: aim ≤ 2 times as long",
         60,
+    ),
+    Check(
+        "learns",
+        "runs:learns",
+        "its own held-out accuracy before training, about 0.2: it gains 0.4 in three minutes",
+        220,
     ),
     Check(
         "sends to servers",
@@ -125,6 +131,13 @@ CHECKS = (
         "runs:sglang",
         "the run's own ledger: three steps, each published to the server",
         120,
+    ),
+    Check(
+        "SGLang on two GPUs",
+        "runs:sglang_of_two",
+        "the run's own ledger: three steps, each published to both ranks of the server",
+        150,
+        gpus=3,
     ),
 )
 

@@ -1,5 +1,5 @@
-"""Whole runs of three steps, as a user starts them: the trainer on the device, engines on
-processors or in an SGLang server, and a task of JSONL lines."""
+"""Whole runs, as a user starts them, with the trainer on the device: of three steps on JSONL lines,
+with engines on processors or in an SGLang server; and the main job, which learns."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from asyncrl.explain import summary
 from .check import Lacks, Number, Place
 from .harness import last_words
 
+ROOT = Path(__file__).parents[2]
+LEARNS_S = 180.0
+"""Seconds after which the learning run is asked to end."""
 STEPS = 3
 SETTINGS = {
     "task.name": "jsonl",
@@ -51,8 +54,54 @@ def three_steps(place: Place) -> list[Number]:
     return found + _ended("bfloat16, killed and resumed", run, resumed)
 
 
+def learns(place: Place) -> list[Number]:
+    """The main job (`run.toml`), which a user starts first: held-out accuracy before and after. It
+    is asked to end after `LEARNS_S`, or after three steps in the small form."""
+    run = place.folder / "learns"
+    own: dict[str, object] = {"run.dir": run, "train.device": place.device}
+    if place.small:
+        own |= {"train.steps": STEPS, "train.batch_groups": 2, "engine.slots": 16}
+        own |= {"task.eval_size": 8}
+    argv = [sys.executable, "-m", "asyncrl.cli", "train", str(ROOT / "run.toml")]
+    argv += [f"--set={name}={value}" for name, value in own.items()]
+    log, start = place.folder / "learns.log", time.perf_counter()
+    with log.open("wb") as said, subprocess.Popen(argv, stdout=said, stderr=said) as process:
+        try:
+            process.wait(LEARNS_S)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)  # it drains, and says how far it came
+    if not (run / "summary.json").exists():
+        raise RuntimeError(f"the run ended with {process.returncode}: {_last(log)}")
+    told, seconds = summary.read(run / "summary.json"), time.perf_counter() - start
+    accuracy = told.accuracy
+    if accuracy.start is None or accuracy.end is None:
+        raise RuntimeError(f"no version was evaluated in {seconds:.0f} s: {told.reason}")
+    gained = accuracy.end - accuracy.start
+    return [
+        Number("accuracy before", accuracy.start),
+        Number("accuracy after", accuracy.end),
+        Number("gained", gained, least=-1.0 if place.small else 0.4),
+        Number("steps", float(told.steps), least=STEPS),
+        Number("ledger balances", float(told.balances()), least=1.0),
+        Number("seconds", seconds, "s, with its start"),
+    ]
+
+
+def _last(log: Path) -> str:
+    return last_words(log.read_bytes())
+
+
 def sglang(place: Place) -> list[Number]:
     """Three steps with an SGLang server that the run starts: it is published to, and decodes."""
+    return _sglang(place, 1)
+
+
+def sglang_of_two(place: Place) -> list[Number]:
+    """The same with a server of two ranks (tensor parallelism), straight from the trainer."""
+    return _sglang(place, 2)
+
+
+def _sglang(place: Place, ranks: int) -> list[Number]:
     if find_spec("sglang") is None:
         raise Lacks("sglang is not installed")
     model, lines = _inputs(place.folder)
@@ -67,6 +116,8 @@ def sglang(place: Place) -> list[Number]:
             "engine.context_tokens": 128,
             "engine.sglang.launch": json.dumps([sys.executable]),
             "engine.sglang.device": place.device,
+            "engine.sglang.tensor_parallel": ranks,
+            "publication.path": "staged" if ranks == 1 else "direct",
         }
     )
     return _ended("SGLang", run, argv)
@@ -120,7 +171,7 @@ def _killed(argv: list[str], run: Path) -> int:
                 if found := [each.version for each in complete(run) if each.version]:
                     break
                 if process.poll() is not None:
-                    last = last_words((run.parent / "killed.log").read_bytes())
+                    last = _last(run.parent / "killed.log")
                     raise RuntimeError(f"the run ended before a step: {last}")
                 time.sleep(0.02)
             for child in (*_descendants(process.pid), process.pid):

@@ -7,6 +7,7 @@ import hashlib
 import os
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from datetime import timedelta
 
 import torch
@@ -33,12 +34,12 @@ OF_8B = 16.4e9
 
 def sends(place: Place) -> list[Number]:
     """Bytes a second from host memory, and from the device, by gloo to another process, over those
-    of a bare broadcast."""
+    of a bare broadcast; and to two processes, as to a server of two ranks."""
     found = []
     for held in dict.fromkeys(("cpu", place.device)):
         title = "from host memory" if held == "cpu" else "from the device"
         found += _sent(_weights(place, held), "cpu", title)
-    return found
+    return found + _sent(_weights(place, place.device), "cpu", "to two ranks", 2)
 
 
 def nccl_sends(place: Place) -> list[Number]:
@@ -51,9 +52,9 @@ def _weights(place: Place, held: str) -> dict[str, Tensor]:
     return {name: each.detach().to(held) for name, each in model.named_parameters()}
 
 
-def _sent(weights: Mapping[str, Tensor], device: str, title: str) -> list[Number]:
+def _sent(weights: Mapping[str, Tensor], device: str, title: str, ranks: int = 1) -> list[Number]:
     total = sum(each.nbytes for each in weights.values())
-    seconds, bare, same = trio.run(_timed, weights, device)
+    seconds, bare, same = trio.run(_timed, weights, device, ranks)
     return [
         Number(title, total / 1e9 / seconds, "GB/s"),
         Number(f"{title}, of a bare broadcast", bare / seconds),
@@ -61,17 +62,24 @@ def _sent(weights: Mapping[str, Tensor], device: str, title: str) -> list[Number
     ]
 
 
-async def _timed(weights: Mapping[str, Tensor], device: str) -> tuple[float, float, bool]:
-    """Seconds of a send of all buckets, and of a bare broadcast of as many bytes; and whether the
-    other side has the same bytes."""
+async def _timed(
+    weights: Mapping[str, Tensor], device: str, ranks: int
+) -> tuple[float, float, bool]:
+    """Seconds of a send of all buckets, and of a bare broadcast of as many bytes; and whether each
+    rank has the same bytes."""
     where = torch.device("cuda:0" if device == "cuda" else "cpu")
-    async with ServerGroup.open(HOST, 1, bucket_bytes=BUCKET, device=where) as group:
+    async with ServerGroup.open(HOST, ranks, bucket_bytes=BUCKET, device=where) as group:
         stream, expected = group.stream(weights), hashlib.blake2b()
         sizes = [bucket.total_bytes for bucket in stream.buckets]
         for name in (name for bucket in stream.buckets for name in bucket.names):
             flat = weights[name].contiguous().view(-1).view(torch.uint8)
             expected.update(flat.cpu().numpy().data)
-        with peer(_server, f"tcp:{HOST}:{group.port}", group.name, sizes, device) as other:
+        store = f"tcp:{HOST}:{group.port}", group.name
+        with ExitStack() as stack:
+            others = [
+                stack.enter_context(peer(_server, *store, rank + 1, ranks + 1, sizes, device))
+                for rank in range(ranks)
+            ]
             await group.join(DEADLINE_S)
             start = time.perf_counter()
             for _ in sizes:
@@ -79,8 +87,8 @@ async def _timed(weights: Mapping[str, Tensor], device: str) -> tuple[float, flo
             _settle(device)
             seconds = time.perf_counter() - start
             bare = await trio.to_thread.run_sync(_bare, group, sizes, device)
-            received = await trio.to_thread.run_sync(other.said)
-    return seconds, bare, received == expected.hexdigest()
+            received = [await trio.to_thread.run_sync(other.said) for other in others]
+    return seconds, bare, set(received) == {expected.hexdigest()}
 
 
 def _bare(group: ServerGroup, sizes: list[int], device: str) -> float:
@@ -95,15 +103,15 @@ def _bare(group: ServerGroup, sizes: list[int], device: str) -> float:
     return time.perf_counter() - start
 
 
-def _server(store: str, name: str, sizes: list[int], device: str) -> str:
+def _server(store: str, name: str, rank: int, world: int, sizes: list[int], device: str) -> str:
     """The digest of what a rank of a server receives; then it takes a bare broadcast."""
     if device == "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = "1"
     own = PrefixStore(name, open_store(store, LIMIT))
     group = connect_group(
         PrefixStore(f"{device}/", PrefixStore(f"{name}/", own)),
-        1,
-        2,
+        rank,
+        world,
         address=HOST,
         device=torch.device(device),
         timeout=LIMIT,

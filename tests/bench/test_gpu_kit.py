@@ -21,7 +21,7 @@ from gpu_kit.shapes import QWEN3, TINY, build
 from gpu_kit.speed import PEAKS, operations
 from torch.utils.flop_counter import FlopCounterMode
 
-REAL_RUNS = {"three steps", "SGLang"}
+REAL_RUNS = {"three steps", "learns", "SGLang", "SGLang on two GPUs"}
 SPAWN = {
     "publication",
     "FSDP2 on two ranks",
@@ -63,15 +63,17 @@ def test_a_small_check_finds_numbers_within_their_bounds(check: Check, tmp_path:
 @pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.processes
-def test_a_run_is_killed_and_resumed(tmp_path: Path) -> None:
-    (check,) = (check for check in CHECKS if check.name == "three steps")
+@pytest.mark.parametrize("name", ["three steps", "learns"])
+def test_whole_runs_end_well(name: str, tmp_path: Path) -> None:
+    (check,) = (check for check in CHECKS if check.name == name)
     verdict = judged(numbers(check, tmp_path))
     assert isinstance(verdict, Ok), verdict.said
 
 
 @pytest.mark.skipif(find_spec("sglang") is not None, reason="SGLang is installed here")
-def test_what_is_not_installed_is_named(tmp_path: Path) -> None:
-    (check,) = (check for check in CHECKS if check.name == "SGLang")
+@pytest.mark.parametrize("name", ["SGLang", "SGLang on two GPUs"])
+def test_what_is_not_installed_is_named(name: str, tmp_path: Path) -> None:
+    (check,) = (check for check in CHECKS if check.name == name)
     with pytest.raises(Lacks, match="sglang is not installed"):
         numbers(check, tmp_path)
 

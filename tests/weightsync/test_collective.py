@@ -261,6 +261,7 @@ async def test_pain_19_a_bit_flipped_on_the_way_shows_in_the_checksums(
 
     def flip(self: EpochGroup, job: Job, bucket: Tensor, doing: str) -> object:
         if doing.startswith("sending bucket 3 "):
+            bucket = bucket.clone()
             bucket[100] ^= 4
         return honest(self, job, bucket, doing)
 

@@ -9,8 +9,9 @@ from test_collective import AMPLE, HOST, PLAN, ends, model
 from torch import Tensor
 
 from asyncrl.weightsync.broadcast import GroupReceiver, GroupSender
+from asyncrl.weightsync.bucket_pieces import pieces
 from asyncrl.weightsync.buckets import Plan, PlanMismatch
-from asyncrl.weightsync.checksum import checksum
+from asyncrl.weightsync.checksum import BucketSums, checksum
 from asyncrl.weightsync.direct_weights import DirectWeights
 from asyncrl.weightsync.errors import TransferError
 from asyncrl.weightsync.narrowed import narrowed
@@ -99,26 +100,26 @@ async def test_rounded_weights_are_widened_and_have_the_checksums_of_what_was_se
 def test_what_is_checked_is_what_stands_in_the_weights() -> None:
     """A bit that flips after it was written shows."""
     weights, job = contiguous(model()), Job(AMPLE)
-    flat = torch.cat(list(PLAN.pack(weights.items(), [torch.empty(8192, dtype=torch.uint8)] * 1)))
-    buckets = list(PLAN.buckets(torch.empty(PLAN.total_bytes, dtype=torch.uint8)))
-    assert flat.numel() and len(buckets) == PLAN.bucket_count
     held = empty(weights)
     engine = DirectWeights(PLAN, held)
-    target = [torch.empty(8192, dtype=torch.uint8) for _ in range(2)]
-    sums = []
-    for number, bucket in enumerate(PLAN.pack(weights.items(), target)):
-        engine.write(job, number, bucket)
+    sums, packing = [], PLAN.pack(weights.items(), [torch.empty(8192, dtype=torch.uint8)])
+    for piece, bucket in zip(pieces(PLAN), packing, strict=True):
+        engine.write(job, piece, bucket)
         sums.append(checksum(bucket))
-    back = [torch.empty(bucket.numel(), dtype=torch.uint8) for bucket in buckets]
-    for number, bucket in enumerate(back):
-        engine.read(number, bucket)
-    assert [checksum(bucket) for bucket in back] == sums
+    assert len(sums) == PLAN.bucket_count
+
+    def read() -> list[int]:
+        found = []
+        for piece in pieces(PLAN):
+            assert piece.within == 0
+            of_bucket = BucketSums(piece.end - piece.start)
+            engine.add(of_bucket, piece)
+            found.append(of_bucket.checksum)
+        return found
+
+    assert read() == sums
     held["half"].view(torch.int16)[7] ^= 4
-    changed = []
-    for number, bucket in enumerate(back):
-        engine.read(number, bucket)
-        changed.append(checksum(bucket) != sums[number])
-    assert sum(changed) == 1
+    assert sum(now != before for now, before in zip(read(), sums, strict=True)) == 1
 
 
 def test_who_was_cancelled_writes_nothing() -> None:
@@ -126,7 +127,7 @@ def test_who_was_cancelled_writes_nothing() -> None:
     engine, job = DirectWeights(PLAN, held), Job(AMPLE)
     job.abandoned = True
     with pytest.raises(TransferError, match="while writing bucket 1"):
-        engine.write(job, 0, torch.full((8192,), 7, dtype=torch.uint8))
+        engine.write(job, next(pieces(PLAN)), torch.full((8192,), 7, dtype=torch.uint8))
     assert all(not each.any() for each in held.values())
 
 

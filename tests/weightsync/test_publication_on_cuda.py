@@ -39,6 +39,7 @@ def model(device: str) -> dict[str, Tensor]:
             "norm": torch.randn(64, generator=generator),
             "bias": torch.randn(32, generator=generator),
             "transposed": torch.randn(64, 50, generator=generator).t(),
+            "up": torch.randn(512, 300, generator=generator),  # sent from where it lies
         }.items()
     }
 
