@@ -2,7 +2,10 @@
 
     plain_8, plain_4      groups of 8, as run.toml has them, and of half the size: the true peer of
                           pruning, as it generates as little
-    no_filter             groups of 8, those of equal rewards too
+    half_step             groups of 8, of which a step trains 16
+    no_filter             32 groups of 8 a step, those of equal rewards too: what `half_step`
+                          generates for its 16, if half are equal
+    no_filter_2           64 groups of 8 a step, those of equal rewards too: the peer of `plain_8`
     unlikely, inverse     groups of 8 of which likely failures are ended by a draw, without weights,
                           and with 1/q (train.advantage = rloo, no filter)
     balance, converged, longest
@@ -51,7 +54,9 @@ FEW = ("task.train_size=256",)
 WAYS: dict[str, tuple[str, ...]] = {
     "plain_8": ("rollout.group_size=8",),
     "plain_4": ("rollout.group_size=4",),
+    "half_step": ("train.batch_groups=16",),
     "no_filter": ("rollout.filter=none",),
+    "no_filter_2": ("rollout.filter=none", "train.batch_groups=64"),
     "unlikely": DRAWN,
     "inverse": (
         *DRAWN,
@@ -226,13 +231,23 @@ def table_until(runs: Sequence[SelectedRun], until: float) -> None:
     """Print what each way took to the accuracy, and over the first way's with the same seed."""
     first = {one.seed: one.goal for one in runs if one.way == runs[0].way}
     print(f"until {until} of the held-out prompts are right; medians of the seeds that got there\n")
-    heads = ("way", "seeds", "got there", "steps", "generated", "equal", "per trained")
+    heads = (
+        "way",
+        "seeds",
+        "in the end",
+        "got there",
+        "steps",
+        "generated",
+        "equal",
+        "per trained",
+    )
     ratios = ("steps over", "tokens over", "seconds over")
     print("".join(f"{head:>13}" for head in (*heads, *ratios)))
     for way in dict.fromkeys(one.way for one in runs):
         of = [one for one in runs if one.way == way]
         there = [(goal, first.get(one.seed)) for one in of if (goal := one.goal)]
-        cells = [way, str(len(of)), str(len(there))]
+        end = statistics.median(one.curve[-1].accuracy for one in of)
+        cells = [way, str(len(of)), f"{end:.3f}", str(len(there))]
         if there:
             pairs = [(goal, peer) for goal, peer in there if peer]
             cells += [

@@ -65,7 +65,7 @@ def check_foreign(config: Config, task: Task) -> list[Row]:
         Row(
             "note",
             "foreign.path",
-            f"{len(answers):,} foreign answers; at most {foreign.members} join a group",
+            f"foreign answers: {len(answers):,}; at most {foreign.members} join a group",
         )
     ]
 

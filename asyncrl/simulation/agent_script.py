@@ -13,6 +13,8 @@ BUDGETS = (2, 4, 8, 60)
 """Tokens that a call may ask for."""
 ROLES = ("", "planner", "critic")
 """Roles of calls."""
+KEYS = ("", "", "here", "there", "answer")
+"""Keys of turns."""
 
 
 class ScriptedAsk(NamedTuple):
@@ -35,10 +37,11 @@ class ScriptedNote(NamedTuple):
 
 
 class ScriptedReward(NamedTuple):
-    """A reward for the turn of call `number`; with None, for the whole episode."""
+    """A reward for the turn of call `number`, and its key; with None, for the whole episode."""
 
     number: int | None
     reward: float
+    key: str = ""
 
 
 class ScriptedFailure(NamedTuple):
@@ -89,7 +92,8 @@ def script(seed: int, attempt: int, *, unsteady: bool, ends: bool = False) -> Sc
         for place in range(len(asks)):
             if draw.random() < 0.3:
                 rewarded.add(number + place)
-                yield ScriptedReward(number + place, draw.choice((0.0, 0.25, 1.0)))
+                key = random.Random(f"key/{seed}/{turn}/{place}/{attempt}").choice(KEYS)
+                yield ScriptedReward(number + place, draw.choice((0.0, 0.25, 1.0)), key)
             if (failing := random.Random(f"failed/{seed}/{turn}/{place}")).random() < 0.25:
                 yield ScriptedFailure(number + place, failing.choice(("search", "run")))
         number += len(asks)

@@ -152,9 +152,9 @@ class _Acting:
                 return [tuple(self._session.note(name, value))]
             case ScriptedReward(None, reward):
                 self.reward = reward
-            case ScriptedReward(number, reward):
+            case ScriptedReward(number, reward, key):
                 if (turn := self._turn(number)) is not None:
-                    self._session.reward(reward, turn)
+                    self._session.reward(reward, turn, key)
             case ScriptedFailure(number, tool):
                 if (turn := self._turn(number)) is not None:
                     self._session.fail(tool, turn)

@@ -219,6 +219,6 @@ def _asked(config: TaskConfig, where: str, prompt: Prompt, answer: str) -> SftRo
 def _refuse_silent(where: str, answer: str) -> None:
     if not answer.strip():
         raise TaskError(
-            f"{where}: it has no answer, and a supervised run learns answers: give rows with "
-            "messages, or with prompt and answer (task.answer_key)"
+            f"{where}: it has no answer; give rows with messages, or with prompt and answer "
+            "(task.answer_key)"
         )

@@ -42,9 +42,9 @@ def test_ways_are_compared_with_the_first_at_the_accuracy_that_ends_runs(
     selection.table_until([*runs, made_up("both", 500, 0.9), made_up("both", 500, 0.9, 1)], 0.8)
     _, _, _, plain, best = capsys.readouterr().out.splitlines()
     same = ["1.00", "1.00", "1.00"]
-    assert plain.split() == ["plain_8", "2", "1", "20", "1,000", "0.20", "4.00", *same]
+    assert plain.split() == ["plain_8", "2", "0.800", "1", "20", "1,000", "0.20", "4.00", *same]
     over = ["1.00", "0.50", "1.00"]
-    assert best.split() == ["both", "2", "2", "20", "500", "0.20", "4.00", *over]
+    assert best.split() == ["both", "2", "0.900", "2", "20", "500", "0.20", "4.00", *over]
 
 
 @pytest.mark.parametrize("way", selection.WAYS)

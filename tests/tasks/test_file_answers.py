@@ -146,7 +146,7 @@ def test_check_says_of_a_file_what_the_run_would(
     right = {"prompt": "1 + 1 =", "answer": "2"}
     model = f"model.path={tmp_path / 'model'}"
     (note,) = check_foreign(config_of(written(tmp_path, right), model), task)
-    assert note.meaning.startswith("1 foreign answers; at most 1 join a group"), note
+    assert note.meaning.startswith("foreign answers: 1; at most 1 join a group"), note
     path = written(tmp_path, right, {"prompt": "9 + 9 =", "answer": "8"})
     with pytest.raises(ConfigError, match=r"line 2 answers a prompt that the task does not train"):
         check_foreign(config_of(path, model), task)

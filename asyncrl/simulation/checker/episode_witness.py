@@ -349,7 +349,7 @@ class EpisodeWitness:
 
     def _rewarded(self, event: e.Rewarded) -> None:
         number = None if event.call is None else self._calls(event).index(event.call)
-        due = GiveReward(event.rollout, event.attempt, number, event.reward)
+        due = GiveReward(event.rollout, event.attempt, number, event.reward, event.key)
         self._of_message(event, due)
 
     def _tool_failed(self, event: e.ToolFailed) -> None:

@@ -70,10 +70,12 @@ def _right(seen: ReferenceRollout) -> bool:
 
 
 def _objections(seen: ReferenceRollout) -> Fraction:
-    """Objections to a right answer: failed calls among those of tools, and no answer."""
-    turns, failed = 1, 0
+    """Objections to a right answer: failed calls among those of tools, and no answer or several."""
+    turns, failed, answers = 1, 0, 0
     if (episode := seen.episode) is not None:
         turns = len(episode.turns)
         failed = sum(bool(episode.failed.get(call.id)) for call in episode.turns)
+        answers = episode.names.count("answer")
+    more = Fraction(answers - 1, max(turns, 1)) if answers else Fraction(seen.cut)
     calls = max(turns - 1, failed)
-    return (Fraction(failed, calls) if calls else Fraction(1, 2)) + seen.cut
+    return (Fraction(failed, calls) if calls else Fraction(1, 2)) + more

@@ -57,12 +57,13 @@ class ReferenceEpisodes:
                 episode.notes[event.name] = event.value
             case e.Rewarded():
                 episode.rewards[event.call] = event.reward
+                episode.keys[event.call] = event.key
             case e.ToolFailed():
                 episode.failed[event.call] = event.tool
             case e.Left():
                 episode.status, episode.holder, episode.used = "waiting", "", []
                 episode.failures += event.failed
-                episode.rewards, episode.failed = {}, {}
+                episode.rewards, episode.keys, episode.failed = {}, {}, {}
                 for call in episode.calls.values():
                     call.used = False
 
@@ -91,6 +92,7 @@ class ReferenceEpisodes:
         if call.used:
             episode.used.remove(call.id)
             episode.rewards.pop(call.id, None)
+            episode.keys.pop(call.id, None)
             episode.failed.pop(call.id, None)
 
     def forget(self, episode: ReferenceEpisode) -> None:

@@ -170,7 +170,7 @@ class ReferenceAgentCall(ReferenceCall):
 @dataclass
 class ReferenceEpisode:
     """An episode. `used` are the present attempt's calls, in the order in which it made them; of a
-    sealed one, those that were kept. `rewards` and `failed` are by call."""
+    sealed one, those that were kept. `rewards`, `keys` and `failed` are by call."""
 
     rollout: ReferenceRollout
     budget: int
@@ -182,6 +182,7 @@ class ReferenceEpisode:
     used: list[int] = field(default_factory=list)
     notes: dict[str, bytes] = field(default_factory=dict)
     rewards: dict[int | None, float] = field(default_factory=dict)
+    keys: dict[int | None, str] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -207,6 +208,11 @@ class ReferenceEpisode:
     def tokens(self) -> int:
         """Sampled tokens of all calls."""
         return sum(len(call.versions) for call in self.sampled)
+
+    @property
+    def names(self) -> list[str]:
+        """Keys of its turns; of one without a key, its role."""
+        return [self.keys.get(call.id) or call.role for call in self.turns]
 
     def spent(self) -> int:
         """Sampled tokens of the calls that the present attempt has made."""

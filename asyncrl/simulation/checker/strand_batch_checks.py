@@ -84,17 +84,15 @@ def check_strand(
 
 
 def check_turns(run: CheckedRun, batch: MicroBatch, group: int) -> None:
-    """Check the rewards of turns that the learner is given for a group that is trained whole."""
+    """Check the rewards and keys of turns that the learner is given for a group that is trained
+    whole."""
     members = [
         seen
         for seen in run.reference.rollouts.values()
         if seen.group.event.group == group and seen.id in seen.group.rewards
     ]
-    due = [
-        [x.rewards.get(call.id, 0.0) for call in x.turns]
-        for seen in members
-        if (x := seen.episode) is not None
-    ]
+    episodes = [seen.episode for seen in members if seen.episode is not None]
+    due = [[x.rewards.get(call.id, 0.0) for call in x.turns] for x in episodes]
     given = batch.turns.get(group, [[]] * len(due))
     run.hold(
         "verdicts",
@@ -104,7 +102,17 @@ def check_turns(run: CheckedRun, batch: MicroBatch, group: int) -> None:
         given,
         due,
     )
-    trees = [above_of(seen.episode.turns) for seen in members if seen.episode is not None]
+    names = [x.names if any(x.names) else [] for x in episodes]
+    keys = batch.keys.get(group, [[]] * len(names))
+    run.hold(
+        "verdicts",
+        keys == names,
+        "the turns of group {} are trained with the keys {}, and were given {}",
+        group,
+        keys,
+        names,
+    )
+    trees = [above_of(x.turns) for x in episodes]
     found = batch.above.get(group, [[]] * len(trees))
     run.hold(
         "branches",

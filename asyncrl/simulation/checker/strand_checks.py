@@ -30,20 +30,23 @@ def check_sealed(run: WorldObserver, episode: ReferenceEpisode, experience: Expe
     run.hold(
         "rewards",
         theirs.agent_reward == episode.rewards.get(None)
-        and [(turn.tokens, turn.reward, turn.failed, turn.role) for turn in theirs.turns]
+        and [(turn.tokens, turn.reward, turn.key, turn.failed, turn.role) for turn in theirs.turns]
         == [
             (
                 len(call.versions),
                 episode.rewards.get(call.id),
+                episode.keys.get(call.id, ""),
                 episode.failed.get(call.id, ""),
                 call.role,
             )
             for call in calls
         ],
-        "rollout {} has the turns {}, and its agent gave {} and said that {} failed",
+        "rollout {} has the turns {}, and its agent gave {} with the keys {}, and said that {} "
+        "failed",
         rollout,
         theirs.turns,
         episode.rewards,
+        episode.keys,
         episode.failed,
     )
     if not calls:
