@@ -171,6 +171,15 @@ def _data(config: Config) -> list[Row]:
     ]
 
 
+def _model(config: Config) -> str:
+    """A model's weights, and whether an agent can expect anything of it."""
+    weights = f"{config.model.dtype} weights"
+    if config.model.path or not config.agent.run:
+        return weights
+    known = "only the task's bare prompts" if config.model.warmup_steps else "nothing yet"
+    return f"{weights}; it knows {known}: for an agent that asks otherwise set model.path"
+
+
 def _sizes(config: Config, routing: int | None) -> list[Row]:
     """Rows of how much is generated, at one time and in all."""
     records, routed, task = _records(routing), routing or 0, config.task
@@ -178,7 +187,7 @@ def _sizes(config: Config, routing: int | None) -> list[Row]:
     live, prompts = _live(config), steps(config) * config.train.batch_groups
     return [
         Row("truncated", config.rollout.truncated, _truncated(config)),
-        Row("model", config.model.path or "bundled", f"{config.model.dtype} weights"),
+        Row("model", config.model.path or "bundled", _model(config)),
         Row("run directory", config.run.dir, "configuration, logs, journal, checkpoints, summary"),
         Row(
             "steps at most",

@@ -208,3 +208,10 @@ def test_the_more_slots_the_longer_is_a_chunk(actors: int, slots: int, tokens: i
     sets = [f"rollout.actors={actors}", f"engine.slots={slots}"]
     assert chunk_tokens(load(None, sets, {})) == tokens
     assert chunk_tokens(load(None, [*sets, "engine.chunk_tokens=3"], {})) == 3
+
+
+def test_an_agent_is_told_what_the_bundled_model_knows() -> None:
+    agent = "agent.run=http"
+    assert table()["model"][1] == table(agent, "model.path=org/name")["model"][1]
+    assert "it knows only the task's bare prompts: for an agent" in table(agent)["model"][1]
+    assert "it knows nothing yet" in table(agent, "task.name=seeds")["model"][1]
