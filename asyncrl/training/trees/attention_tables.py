@@ -72,7 +72,7 @@ class _Rows(NamedTuple):
         return self.shared + self.own
 
     def inside(self, begin: int, end: int) -> _Rows:
-        """What of the rows has its queries in [begin, end)."""
+        """The parts of the rows with queries in [begin, end)."""
         skipped = np.maximum(0, begin - self.first)
         own = np.minimum(self.own, end - self.first) - skipped
         cut = _Rows(self.sequence, self.first + skipped, own, self.shared + skipped)
