@@ -104,7 +104,7 @@ class GatheredAttention:
         own = torch.cat([key, value], -1)[0].transpose(0, 1)
         rows: Tensor = _RowsOfRanks.apply(own, self._ranks)  # type: ignore[no-untyped-call]
         every = rows.index_select(0, self._order).transpose(0, 1)[None]
-        keys, values = every.split([key.shape[-1], value.shape[-1]], -1)
+        keys, values = torch.split(every, [key.shape[-1], value.shape[-1]], -1)
         found: Tensor = self._inner.attend(module, query, keys, values, **rest)
         return found
 

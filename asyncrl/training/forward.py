@@ -211,7 +211,8 @@ def measured_by_logits(
     """Measures of all response tokens, each float32 [tokens], without gradient: `measure` gives
     them for a chunk's logits over the temperature, float32 [tokens, vocabulary], and ids, int64
     [tokens]."""
-    ranks, part, own = context_of(model), packed, None
+    ranks, part = context_of(model), packed
+    own: Tensor | None = None
     if ranks is not None:
         part, own = ranks.part(packed)
     found = [measure(*rows) for rows in _logits_in_chunks(model, part, temperature)]

@@ -109,7 +109,7 @@ def _kept(
         finally:
             config._attn_implementation = before
 
-    of_layer = {"use_reentrant": False, "preserve_rng_state": False, **kwargs}
+    of_layer: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False, **kwargs}
     if keeping is AS_IT_IS:
         return checkpoint(again, *args, **of_layer)
     with torch.autograd.graph.saved_tensors_hooks(*keeping):
