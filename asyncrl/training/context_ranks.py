@@ -53,7 +53,7 @@ class ContextRanks(Protocol):
 
 
 class ContextPart:
-    """What a rank's part of a packed batch follows from its place alone."""
+    """A rank by its place, from which its part of a packed batch follows."""
 
     def __init__(self, index: int, size: int) -> None:
         self.index, self.size = index, size
@@ -102,9 +102,9 @@ class GatheredAttention:
         """Attention of a layer, as `TableAttention.attend`, where all are of this rank's places."""
         self._order = self._order.to(query.device)  # once for all layers
         own = torch.cat([key, value], -1)[0].transpose(0, 1)
-        rows: Tensor = _Gathered.apply(own, self._ranks)  # type: ignore[no-untyped-call]
+        rows: Tensor = _RowsOfRanks.apply(own, self._ranks)  # type: ignore[no-untyped-call]
         every = rows.index_select(0, self._order).transpose(0, 1)[None]
-        keys, values = every.split([key.shape[-1], value.shape[-1]], -1)
+        keys, values = torch.split(every, [key.shape[-1], value.shape[-1]], -1)
         found: Tensor = self._inner.attend(module, query, keys, values, **rest)
         return found
 
@@ -116,7 +116,7 @@ def of_all(own: Tensor, ranks: ContextRanks, tokens: Tensor, count: int) -> Tens
     return found
 
 
-class _Gathered(torch.autograd.Function):
+class _RowsOfRanks(torch.autograd.Function):
     """Rows of all ranks; backwards the sum of their gradients, in float32 at least."""
 
     @staticmethod

@@ -208,10 +208,11 @@ def measured_by_logits(
     temperature: float,
     measure: Callable[[Tensor, Tensor], Sequence[Tensor]],
 ) -> list[Tensor]:
-    """What `measure` gives for the logits over the temperature, float32 [tokens, vocabulary], and
-    the ids, int64 [tokens], of a chunk of the response tokens: of all of them, each float32
-    [tokens], without gradient."""
-    ranks, part, own = context_of(model), packed, None
+    """Measures of all response tokens, each float32 [tokens], without gradient: `measure` gives
+    them for a chunk's logits over the temperature, float32 [tokens, vocabulary], and ids, int64
+    [tokens]."""
+    ranks, part = context_of(model), packed
+    own: Tensor | None = None
     if ranks is not None:
         part, own = ranks.part(packed)
     found = [measure(*rows) for rows in _logits_in_chunks(model, part, temperature)]

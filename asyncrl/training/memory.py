@@ -42,15 +42,15 @@ from asyncrl.training.optimizer_table import optimizer_rule_of
 from asyncrl.training.output_layer import float32_output
 from asyncrl.training.packing import PackedBatch, pack
 from asyncrl.training.ranks.pieces import pieces
-from asyncrl.training.recomputation import AS_IT_IS, Keeping, recompute
+from asyncrl.training.recomputation import AS_IT_IS, KeptInputs, recompute
 from asyncrl.training.rounding import round_in_training
 from asyncrl.training.shapes_of_experts import ShapesOfExperts
 from asyncrl.training.shown_images import freeze_tower
 
-_ELSEWHERE = Keeping(
+_ELSEWHERE = KeptInputs(
     lambda tensor: (tensor.shape, tensor.dtype), lambda of: torch.empty(of[0], dtype=of[1])
 )
-"""What is kept in host memory takes none of the device's."""
+"""Inputs that are kept in host memory take none of the device's."""
 LOGITS, ACTIVATIONS = "logits", "activations"
 
 

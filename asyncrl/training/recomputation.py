@@ -25,11 +25,11 @@ from asyncrl.algorithms.routing.routers import same_pass
 from asyncrl.training.models import ModelError
 
 _RECOMPUTES = "asyncrl_recomputes"
-"""Attribute of a model whose layers are recomputed in the backward pass: `Keeping`."""
+"""Attribute of a model whose layers are recomputed in the backward pass: `KeptInputs`."""
 
 
-class Keeping(NamedTuple):
-    """How the input of a layer is kept: `away` gives what is kept of it, `back` the same tensor
+class KeptInputs(NamedTuple):
+    """A way to keep the inputs of layers: `away` gives what is kept of one, `back` the same tensor
     again."""
 
     away: Callable[[Tensor], Any]
@@ -40,7 +40,7 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-AS_IT_IS = Keeping(_same, _same)
+AS_IT_IS = KeptInputs(_same, _same)
 
 
 def _to_host(tensor: Tensor) -> tuple[torch.device, Tensor]:
@@ -53,11 +53,11 @@ def _from_host(kept: tuple[torch.device, Tensor]) -> Tensor:
     return tensor.to(device, non_blocking=tensor.is_pinned(), copy=True)
 
 
-ON_HOST = Keeping(_to_host, _from_host)
+ON_HOST = KeptInputs(_to_host, _from_host)
 """In host memory, pinned for a GPU."""
 
 
-def recompute(model: PreTrainedModel, keeping: Keeping = AS_IT_IS) -> None:
+def recompute(model: PreTrainedModel, keeping: KeptInputs = AS_IT_IS) -> None:
     """Recompute the model's layers in the backward pass from now on: only the inputs of each layer
     are kept. Dropout must be off. Raises ModelError for a model whose layers transformers does not
     declare."""
@@ -73,7 +73,7 @@ def recompute(model: PreTrainedModel, keeping: Keeping = AS_IT_IS) -> None:
 def recomputed(model: PreTrainedModel) -> Iterator[None]:
     """Make forward passes in the block keep only the inputs of layers, if `recompute` was called
     and there are gradients. The backward pass may come after the block."""
-    keeping: Keeping | None = getattr(model, _RECOMPUTES, None)
+    keeping: KeptInputs | None = getattr(model, _RECOMPUTES, None)
     if keeping is None or not torch.is_grad_enabled():
         yield
         return
@@ -91,7 +91,7 @@ def recomputed(model: PreTrainedModel) -> Iterator[None]:
 
 def _kept(
     config: Any,
-    keeping: Keeping,
+    keeping: KeptInputs,
     layer: nn.Module,
     forward: Callable[..., Any],
     *args: Any,
@@ -109,7 +109,7 @@ def _kept(
         finally:
             config._attn_implementation = before
 
-    of_layer = {"use_reentrant": False, "preserve_rng_state": False, **kwargs}
+    of_layer: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False, **kwargs}
     if keeping is AS_IT_IS:
         return checkpoint(again, *args, **of_layer)
     with torch.autograd.graph.saved_tensors_hooks(*keeping):

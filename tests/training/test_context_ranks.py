@@ -28,7 +28,7 @@ from asyncrl.training.recomputation import recompute
 
 
 class Together:
-    """What threads that are ranks give each other."""
+    """Tensors that threads, which are ranks, give each other."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size, timeout=20)

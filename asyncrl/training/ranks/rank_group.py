@@ -373,7 +373,7 @@ def mesh_of(
         mesh = DeviceMesh(device, ranks.reshape(replicas, -1), mesh_dim_names=names)
     setattr(mesh, _BESIDE, dist.new_group(ranks.tolist(), timeout=WRITTEN, backend="gloo"))
     if together > 1:
-        for neighbours in ranks.split(together):
+        for neighbours in torch.split(ranks, together):
             group = dist.new_group(neighbours.tolist(), timeout=patience)
             if dist.get_rank() in neighbours.tolist():
                 setattr(mesh, _TOGETHER, ContextGroup(group, times_of(mesh)))

@@ -69,10 +69,11 @@ class _Rows(NamedTuple):
 
     @property
     def length(self) -> Ints:
-        return self.shared + self.own
+        length: Ints = self.shared + self.own
+        return length
 
     def inside(self, begin: int, end: int) -> _Rows:
-        """What of the rows has its queries in [begin, end)."""
+        """The parts of the rows with queries in [begin, end)."""
         skipped = np.maximum(0, begin - self.first)
         own = np.minimum(self.own, end - self.first) - skipped
         cut = _Rows(self.sequence, self.first + skipped, own, self.shared + skipped)
@@ -137,8 +138,7 @@ def _table(
     """A table of arrays, of which those that are the same one stay so."""
     arrays = sequences, queries, keys, places, ends
     tensors = {id(of): torch.from_numpy(of) for of in arrays if of is not None}
-    of_ends = None if ends is None else tensors[id(ends)]
-    return AttentionTable(*(tensors[id(of)] for of in (sequences, queries, keys, places)), of_ends)
+    return AttentionTable._make(None if of is None else tensors[id(of)] for of in arrays)
 
 
 def _joined(rows: _Rows) -> _Rows:
