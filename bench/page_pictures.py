@@ -26,15 +26,15 @@ from asyncrl.explain.views.report import write_report
 THERE = "[...document.querySelectorAll('section')].every(one => one.dataset.tag)"
 DRAWN = "document.querySelectorAll('.card canvas').length >= 8"
 FILTER = """
-(() => {
+((words) => {
   const field = document.getElementById("rollout-filter");
-  field.value = "trained";
+  field.value = words;
   field.dispatchEvent(new Event("input"));
   document.getElementById("by-chance").click();
   document.querySelector("#rollouts tbody tr:not([hidden]) [data-open]").click();
-})()
+})
 """
-"""Filter the rollouts, colour tokens by their chance, and open the first."""
+"""Filter the rollouts by words, colour tokens by their chance, and open the first."""
 OPENED = "document.querySelector('tr.opened .rollout') !== null"
 
 
@@ -50,18 +50,18 @@ def main() -> None:
                 tab.open(url)
                 tab.until(f"{THERE} && {DRAWN}")
                 tab.picture(args.out / f"page-{name}.png")
-            rollouts(tab, args.out / "page-phone-rollouts.png")
+            rollouts(tab, args.out / "page-phone-rollouts.png", "trained")
             tab.open("about:blank#left")
         report = write_report(args.run, Path(home) / "report.html", time.time()).resolve()
         tab.screen(1280, 1000, dark=False)
         tab.open(report.as_uri())
         tab.until(DRAWN)
-        rollouts(tab, args.out / "report.png")
+        rollouts(tab, args.out / "report.png", "")  # it has the text of its newest alone
 
 
-def rollouts(tab: Browser, path: Path) -> None:
-    """Write a picture of the rollouts, of which one is opened."""
-    tab.value(FILTER)
+def rollouts(tab: Browser, path: Path, words: str) -> None:
+    """Write a picture of the rollouts with these words, of which the first is opened."""
+    tab.value(f"{FILTER}({words!r})")
     tab.until(OPENED)
     tab.value("document.getElementById('rollouts').scrollIntoView()")
     tab.picture(path)

@@ -310,10 +310,8 @@ def trainer_costs(seen: Sequence[TrainerSeen]) -> TrainerCosts:
     work = np.array([[one.tokens, one.batches] for one in seen], float)
     (token_s, batch_s), *_ = np.linalg.lstsq(work, [one.computed_s for one in seen], rcond=None)
     if token_s < 0 or batch_s < 0:
-        why = (
-            "these runs contradict each other: make them again while the machine does nothing else"
-        )
-        return TrainerCosts(first, 0.0, [f"{part}, because {why}."])
+        why = "These runs contradict each other: repeat them on a quiet machine."
+        return TrainerCosts(first, 0.0, [f"{part} {why}"])
     took = np.array([one.computed_s for one in seen])
     apart = float(np.max(np.abs(work @ [token_s, batch_s] / took - 1)))
     unknown = (

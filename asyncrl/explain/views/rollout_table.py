@@ -172,6 +172,8 @@ def _snippet(ids: bytes, decode: Decode, *, last: bool) -> Html:
     cut = len(part) < len(ids) or len(text) > SNIPPET
     if cut:
         text = f"…{text[-SNIPPET:]}" if last else f"{text[:SNIPPET]}…"
+    if last:  # the cell shows its end, too
+        return tag("td", tag("bdi", text or "–", dir="ltr"), class_="text end")
     return tag("td", text or "–", class_="text")
 
 

@@ -15,13 +15,13 @@ from asyncrl.runtime.run_dir import INITIAL
 TAGS = """
 html head meta title style script body main header nav section h1 h2 h3 p div table thead tbody tr
 th td meter progress span svg polyline details summary pre ol ul li b dl dt dd fieldset legend label
-input button a noscript del
+input button a noscript del bdi
 """
 NAMES = """
 lang charset http-equiv content name class title value max viewbox preserveaspectratio role points
 id scope type for checked disabled hidden placeholder tabindex href src defer data-every data-curves
 data-sort data-open data-pick data-value data-words data-run aria-label aria-hidden aria-live
-aria-pressed aria-expanded data-at data-older data-looked
+aria-pressed aria-expanded data-at data-older data-looked dir
 """
 
 
