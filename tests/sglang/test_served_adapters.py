@@ -196,6 +196,7 @@ async def test_adapters_of_an_actor_that_is_gone_are_unloaded(tmp_path: Path) ->
 async def test_an_adapter_that_is_not_right_is_used_by_no_request(
     tmp_path: Path, wrong: str
 ) -> None:
+    """And is gone once another one is loaded."""
     async with world(tmp_path / "f") as (w, served):
         await load(w, 0)
         w.server.score = -1.1 if wrong == "canary" else -1.0
@@ -204,8 +205,10 @@ async def test_an_adapter_that_is_not_right_is_used_by_no_request(
         if wrong == "shape":
             weights = {name: each[:1] for name, each in weights.items()}
         if wrong == "hangs":
+            loads = served._client.load_adapter
 
             async def hang(name: str, folder: str) -> None:
+                await loads(name, folder)
                 await trio.sleep_forever()
 
             served._client.load_adapter = hang  # type: ignore[method-assign]
@@ -221,6 +224,12 @@ async def test_an_adapter_that_is_not_right_is_used_by_no_request(
         w.engine.submit([ask(2)])
         await w.ended(2)
         assert {version for version, *_ in w.truth(ask(2))} == {0}
+        w.server.score, w.server.full = -1.0, False
+        if wrong == "hangs":
+            served._client.load_adapter = loads  # type: ignore[method-assign]
+        await load(w, 2)
+        assert served.loaded == [0, 2] and len(w.server.there) == 2
+        assert sorted(w.server.there) == sorted(each.name for each in (tmp_path / "f").iterdir())
 
 
 async def test_a_base_that_another_client_changed_is_found_by_the_next_event(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -144,12 +144,9 @@ class ServedAdapters:
         return 0.0
 
     async def _put(self, adapter: _Adapter, weights: Mapping[str, Tensor]) -> None:
+        await self._unload_unused()
         if not self._base:
             await self._begin()
-        for old in [each for each in self._old if not each.streams]:
-            await self._client.unload_adapter(old.name)
-            await self._removed(self._folder / old.name)
-            self._old.remove(old)
         folder = self._folder / adapter.name
         await trio.to_thread.run_sync(self._write, folder, weights)
         await self._client.load_adapter(adapter.name, str(folder))
@@ -162,12 +159,24 @@ class ServedAdapters:
         folder.mkdir(parents=True)
         write_adapters(folder, self._model, {name: weights[name] for name in own})
 
-    async def _begin(self) -> None:
-        """Clear up after an earlier actor, and compare the server's base with the run's."""
+    async def _unload_unused(self) -> None:
+        """Unload adapters that no request uses or will use, with their files: old versions, those
+        of loads that failed, and an earlier actor's."""
+        self._old = [each for each in self._old if each.streams]
+        used = {each.name for each in (*self._old, self._current) if each is not None}
         for name in await self._client.adapters():
-            if name.startswith(OURS):
+            if name.startswith(OURS) and name not in used:
                 await self._client.unload_adapter(name)
-        await self._removed(self._folder)
+        await trio.to_thread.run_sync(self._remove_all_but, used)
+
+    def _remove_all_but(self, used: Set[str]) -> None:
+        """Remove the files of other adapters, which no server reads any more."""
+        for folder in self._folder.iterdir() if self._folder.is_dir() else ():
+            if folder.name not in used:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    async def _begin(self) -> None:
+        """Compare the server's base with the run's."""
         parameters = {name: each.detach() for name, each in base_parameters(self._model)}
         tensors = await trio.to_thread.run_sync(
             lambda: dict(CheckpointNames(self._shape).tensors(parameters))
@@ -187,7 +196,3 @@ class ServedAdapters:
                 f"its base has other weights than the model that the run began with: {how}"
             ) from died
         self._base = (await self._client.model_info()).weight_version
-
-    async def _removed(self, folder: Path) -> None:
-        """Remove files that no server reads any more."""
-        await trio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
