@@ -468,8 +468,8 @@ def _processes() -> Iterator[tuple[int, str, list[str]]]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(FileNotFoundError, ProcessLookupError):
-                title = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                title = os.fsdecode((entry / "cmdline").read_bytes().replace(b"\0", b" ")).strip()
+                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
                 if fields[0] not in "ZX":
                     yield int(entry.name), title, fields
 

@@ -108,8 +108,10 @@ def workers_of(actor: int) -> Iterator[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                argv = (entry / "cmdline").read_bytes().decode().split("\0")
-                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                argv = os.fsdecode((entry / "cmdline").read_bytes()).split("\0")
+                state, parent = (
+                    (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+                )
             except (FileNotFoundError, ProcessLookupError):
                 continue
             if state not in "ZX" and "asyncrl.actors.agent_process" in argv:

@@ -144,8 +144,10 @@ class KillMatrix(Generic[F]):
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
-                    argv = (entry / "cmdline").read_bytes().decode().split("\0")
-                    state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                    argv = os.fsdecode((entry / "cmdline").read_bytes()).split("\0")
+                    state = (
+                        (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+                    )
                 except (FileNotFoundError, ProcessLookupError):
                     continue
                 if str(self.run) in argv and "asyncrl.actors" in argv and state not in "ZX":

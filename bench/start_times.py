@@ -139,7 +139,7 @@ def _descendants(pid: int) -> Iterator[int]:
 def _weight(pid: int) -> tuple[str, float]:
     """Its name, and its proportional share of memory in MiB; 0 of who has ended."""
     try:
-        argv = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        argv = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return "ended", 0.0

@@ -132,7 +132,7 @@ def spent(launcher: int) -> Spent:
     page = sinks = whole = 0.0
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            fields = (path / "stat").read_text().rpartition(")")[2].split()
+            fields = (path / "stat").read_text(errors="replace").rpartition(")")[2].split()
             words = (path / "cmdline").read_bytes()
         except OSError:
             continue  # it has ended

@@ -20,7 +20,7 @@ def command_lines(group: int) -> list[str]:
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if os.getpgid(int(process.name)) == group:
-                found.append((process / "cmdline").read_bytes().decode())
+                found.append(os.fsdecode((process / "cmdline").read_bytes()))
     return found
 
 
