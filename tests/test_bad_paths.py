@@ -72,6 +72,7 @@ READS: dict[str, list[str]] = {
         *("check", "--set", "engine.kind=sglang", "--set", "engine.sglang.api_key_file=P"),
         *("--set", "engine.sglang.urls=['http://127.0.0.1:1']", "--set", "model.path=P"),
     ],
+    "agent's script": ["check", "--set", "agent.run=['python3', 'P.py']"],
     "agent's files": [
         *("check", "--set", "agent.run=['python3', 'agent.py']", "--set", "agent.sandbox=bwrap"),
         *("--set", "agent.paths=['P']"),
@@ -136,6 +137,7 @@ def call_all(folder: Path, places: dict[str, str]) -> Iterator[Outcome]:
         Path(made).mkdir(parents=True, mode=0o700)
     write(Config(), Path("run/run.toml"))
     Path("file").touch()
+    Path("agent.py").write_text("")
     Path("data.jsonl").write_text('{"prompt": "a", "answer": "b"}\n' * 30)
     Path("dangling").symlink_to("nowhere")
     Path("loop").symlink_to("loop")

@@ -24,6 +24,7 @@ from asyncrl.agents.environments import play, wants_episode
 from asyncrl.agents.gateway_client import GatewayClient
 from asyncrl.agents.model_call import RETRIES
 from asyncrl.config.errors import ConfigError
+from asyncrl.config.paths import exists
 from asyncrl.config.plugins import load_named
 
 Agent = Callable[[EpisodeFacts, Closing], Awaitable[Any]]
@@ -80,7 +81,7 @@ def _of_program(argv: list[str], paths: Sequence[str] | None) -> Agent:
             f"agent.run starts {argv[0]!r}, and there is no such program on PATH; give its path."
         )
     script = next((word for word in argv[1:] if not word.startswith("-")), "")
-    if _SCRIPT.fullmatch(script) and not Path(script).exists():
+    if _SCRIPT.fullmatch(script) and not exists(Path(script)):
         raise ConfigError(
             f"agent.run starts {argv[0]!r} with {script!r}, and there is no such file in "
             f"{Path.cwd()}; give its path."
