@@ -30,6 +30,7 @@ from asyncrl.training.logit_changes import Change
 from asyncrl.training.packing import PackedBatch, missing_to_size
 from asyncrl.training.recomputation import recomputed
 from asyncrl.training.shown_images import seeing
+from asyncrl.training.trees.attention_tables import path_tables
 from asyncrl.training.trees.block_attention import BlockAttention, ComparedAttention
 from asyncrl.training.trees.table_attention import TableAttention
 
@@ -286,7 +287,9 @@ def _outputs(
     column = packed.positions[packed.logit_positions]
     pieces, places = [], []
     alone = passes(model) == "alone"
-    for table in packed.tables:
+    # where samples share tokens, a row for attention may have segments of several
+    tables = path_tables(packed.tree) if packed.tree.shared.any() else packed.tables
+    for table in tables:
         row_of = torch.full((len(packed.tree.length),), -1)
         row_of[table.sequences] = torch.arange(len(table.sequences))
         row = row_of[packed.sequences]

@@ -29,6 +29,7 @@ from asyncrl.training.forward import (
     log_probabilities,
     make_logits_in_chunks,
     may_share,
+    shares,
     use_passes,
 )
 from asyncrl.training.logit_changes import logit_changes
@@ -171,7 +172,7 @@ def try_blocks(model: PreTrainedModel, tokens: int) -> str:
 def _all_at_once(model: PreTrainedModel, texts: _Texts) -> Tensor:
     """Log-probability of each response token as training computes it, float32 [tokens]."""
     logprobs = torch.full((sum(texts.responses),), torch.nan)
-    for packed in pack(texts.ids, texts.prompts, texts.responses, shared=may_share(model)):
+    for packed in pack(texts.ids, texts.prompts, texts.responses, shared=shares(model)):
         logprobs[packed.tokens] = log_probabilities(model, packed, 1.0).cpu()
     return logprobs
 

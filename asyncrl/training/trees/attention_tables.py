@@ -11,7 +11,7 @@ in its path if k <= q < ends[k].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -97,6 +97,24 @@ def attention_tables(
     >>> [(table.queries.tolist(), table.keys.tolist()) for table in tables]
     [([[0], [1]], [[0, 1, 2], [0, 1, 4]])]
     """
+    return _tables(tree, own, _joined)
+
+
+def path_tables(tree: PrefixTree) -> tuple[AttentionTable, ...]:
+    """The tables of a tree whose rows are one segment each, so that the keys of a row are the whole
+    path of one sequence; for passes that are given such paths.
+
+    >>> tree = PrefixTree(np.array([7, 8, 1, 2]), np.array([3, 4]), np.array([0, 3]))
+    >>> [table.keys.tolist() for table in path_tables(tree)]
+    [[[0, 1, 2]], [[0, 1, 2, 3]]]
+    """
+    return _tables(tree, None, lambda rows: rows)[0]
+
+
+def _tables(
+    tree: PrefixTree, own: Ints | None, joined: Callable[[_Rows], _Rows]
+) -> tuple[tuple[AttentionTable, ...], Ints]:
+    """The tables of a tree as in `attention_tables`; rows that share keys are `joined`."""
     sequences = np.arange(len(tree.length))
     every = _Rows(sequences, tree.first, tree.length - tree.shared, tree.shared)
     if own is not None:
@@ -106,7 +124,7 @@ def attention_tables(
     tables, home, before = [], np.zeros(count, dtype=np.int64), 0
     for whole in (True, False):
         chosen = _Rows(*(of[(every.shared == 0) == whole] for of in every))
-        for rows in _cut(chosen if whole else _joined(chosen)):
+        for rows in _cut(chosen if whole else joined(chosen)):
             column = np.arange(rows.own.max())
             inside = column < rows.own[:, None]
             places = np.where(inside, rows.first[:, None] + column, rows.first[:, None])
