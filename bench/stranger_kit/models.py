@@ -378,7 +378,6 @@ def _impossible(draw: random.Random, said: dict[str, Any]) -> None:
             ("hidden_act", "nonesuch"),
             ("dtype", "float99"),
             ("text_config", 5),
-            ("auto_map", {"AutoConfig": "evil.Config"}),
             ("eos_token_id", "stop"),
         ]
     )
