@@ -188,8 +188,13 @@ def wanting(pids: Iterable[int]) -> int:
 
 
 def left(folder: Path, pids: Iterable[int]) -> list[int]:
-    """Those of the processes that live, and any other that names the folder."""
-    living = {pid for pid in pids if Path(f"/proc/{pid}").exists()}
+    """Those of the processes that live, and any other that names the folder. One that has ended
+    lives no more, though the system's first process has not looked at it yet."""
+    living = set[int]()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2][1] != "Z":
+                living.add(pid)
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if str(folder) in entry.read_text(errors="replace"):
