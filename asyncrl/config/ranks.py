@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from asyncrl.config.cluster import ranks_here
 from asyncrl.config.gpus import gpus_of
 from asyncrl.config.schema import Config, TrainConfig
@@ -43,20 +45,31 @@ def ranks_left(config: Config, cores: int, gpus: int) -> int:
     return max(1, min(here, here + spare))
 
 
+def divisor(number: int, most: int) -> int:
+    """The largest divisor of a number, at least 1, that is at most `most`; of a number beyond 2**32
+    a divisor, because no more are tried.
+
+    >>> divisor(12, 5), divisor(12, 2**31), divisor(2**31 - 1, 2**30)
+    (4, 12, 1)
+    """
+    small = [n for n in range(1, min(math.isqrt(number), 2**16) + 1) if number % n == 0]
+    return max(n for each in small for n in (each, number // each) if n <= most)
+
+
 def rank_contradictions(config: Config) -> Contradictions:
     """Contradictions of settings with several ranks. Routers are changed by what all tokens of a
     step did, of which a rank sees its share; and a machine that joins for the trainer has no file
     of the run: it is given what rank 0 reads of the initial model."""
     train, elsewhere = config.train, config.cluster.trainer_agents
     if ranks_of(train) % train.replicas and (train.ranks or train.device == "cpu"):
-        nearest = max(n for n in range(1, train.replicas + 1) if ranks_of(train) % n == 0)
+        nearest = divisor(ranks_of(train), train.replicas)
         yield (
             ("train.ranks", "train.replicas"),
             f"each copy of the model has as many ranks: set replicas to {nearest}, or make ranks a "
             f"multiple of {train.replicas}",
         )
     if ranks_of(train) % train.context_ranks and (train.ranks or train.device == "cpu"):
-        nearest = max(n for n in range(1, train.context_ranks + 1) if ranks_of(train) % n == 0)
+        nearest = divisor(ranks_of(train), train.context_ranks)
         yield (
             ("train.ranks", "train.context_ranks"),
             f"ranks form groups that compute a row together: set context_ranks to {nearest}, or "

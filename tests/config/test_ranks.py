@@ -77,6 +77,8 @@ def test_layouts_that_cannot_be_are_refused(
     [
         (4, 3, "set replicas to 2, or make ranks a multiple of 3"),
         (0, 2, "set replicas to 1"),
+        (4, 2**31, "set replicas to 4"),
+        (2**31 - 1, 2**30, "set replicas to 1"),
         (4, 2, ""),
     ],
 )
