@@ -76,6 +76,24 @@ def write_whole(path: Path, data: bytes | str, *, forced: bool = True) -> None:
         file.write(data.encode(errors="replace") if isinstance(data, str) else data)
 
 
+def not_its_own(path: Path) -> str:
+    """Return what a path is, in words, if a write to it would go elsewhere than into a file of its
+    own; "" for such a file, and for nothing.
+
+    >>> not_its_own(Path("/dev/null")), not_its_own(Path("/dev/null/none"))
+    ('no regular file', '')
+    """
+    try:
+        status = path.lstat()
+    except OSError:  # it is not there yet
+        return ""
+    if stat.S_ISLNK(status.st_mode):
+        return "a symbolic link"
+    if not stat.S_ISREG(status.st_mode):
+        return "no regular file"
+    return "a second name of a file (a hard link)" if status.st_nlink > 1 else ""
+
+
 def takes_nothing(folder: Path) -> OSError | None:
     """The error for which nothing can be written to a folder now: its disk is full, a quota is
     used up, or it is read-only. None if PROBE_BYTES can be written."""

@@ -61,20 +61,16 @@ def rank_contradictions(config: Config) -> Contradictions:
     step did, of which a rank sees its share; and a machine that joins for the trainer has no file
     of the run: it is given what rank 0 reads of the initial model."""
     train, elsewhere = config.train, config.cluster.trainer_agents
-    if ranks_of(train) % train.replicas and (train.ranks or train.device == "cpu"):
-        nearest = divisor(ranks_of(train), train.replicas)
-        yield (
-            ("train.ranks", "train.replicas"),
-            f"each copy of the model has as many ranks: set replicas to {nearest}, or make ranks a "
-            f"multiple of {train.replicas}",
-        )
-    if ranks_of(train) % train.context_ranks and (train.ranks or train.device == "cpu"):
-        nearest = divisor(ranks_of(train), train.context_ranks)
-        yield (
-            ("train.ranks", "train.context_ranks"),
-            f"ranks form groups that compute a row together: set context_ranks to {nearest}, or "
-            f"make ranks a multiple of {train.context_ranks}",
-        )
+    for name, parts, why in (
+        ("replicas", train.replicas, "each copy of the model has as many ranks"),
+        ("context_ranks", train.context_ranks, "ranks form groups that compute a row together"),
+    ):
+        if ranks_of(train) % parts and (train.ranks or train.device == "cpu"):
+            yield (
+                ("train.ranks", f"train.{name}"),
+                f"{why}: set {name} to {divisor(ranks_of(train), parts)}, or make ranks a multiple "
+                f"of {parts}",
+            )
     if train.min_ranks > ranks_of(train) and (train.ranks or train.device == "cpu"):
         yield (
             ("train.min_ranks", "train.ranks"),

@@ -17,7 +17,6 @@ transaction is open, and is truncated to `WAL_BYTES` after it.
 from __future__ import annotations
 
 import sqlite3
-import stat
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import islice
@@ -30,7 +29,7 @@ import trio
 from asyncrl.escape import escaped
 from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.snapshot import Snapshot
-from asyncrl.files import held_bytes
+from asyncrl.files import held_bytes, not_its_own
 from asyncrl.journal.disk import (
     Abandon,
     Compact,
@@ -317,16 +316,10 @@ def _read_only(path: Path) -> str:
     the log, where readers note how far they read, so that file must be the journal's own. Raises
     JournalError."""
     index = path.with_name(path.name + "-shm")
-    try:
-        status = index.lstat()
-    except OSError:  # it is not there yet
-        pass
-    else:
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-            raise JournalError(
-                f"{index} is a link, or no file of its own, and whoever reads the journal writes "
-                "into it: remove it"
-            )
+    if what := not_its_own(index):
+        raise JournalError(
+            f"{index}: this is {what}, and whoever reads the journal writes into it; remove it"
+        )
     return f"{path.absolute().as_uri()}?mode=ro"
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from asyncrl.config import ConfigError
 from asyncrl.config.paths import is_folder
+from asyncrl.files import not_its_own
 from asyncrl.runtime.logs import FOLDER as LOGS
 from asyncrl.runtime.run_dir import JOURNAL, LOCK, METRICS
 
@@ -76,22 +77,11 @@ def refuse_shared(run: Path) -> None:
     except OSError:  # it is not there yet
         pass
     for path in written:
-        try:
-            status = path.lstat()
-        except OSError:
-            continue
-        if stat.S_ISLNK(status.st_mode):
-            what = "a symbolic link"
-        elif not stat.S_ISREG(status.st_mode):
-            what = "no regular file"
-        elif status.st_nlink > 1:
-            what = "a second name of a file (a hard link)"
-        else:
-            continue
-        raise ConfigError(
-            f"{path}: this is {what}, and the run would write into it; put a copy of the file in "
-            "its place, or remove it."
-        )
+        if what := not_its_own(path):
+            raise ConfigError(
+                f"{path}: this is {what}, and the run would write into it; put a copy of the file "
+                "in its place, or remove it."
+            )
 
 
 @contextmanager

@@ -29,7 +29,7 @@ _NAMED = 32
 _NAME = re.compile(r"[A-Za-z0-9_.:\[\]-]{1,64}")
 _NULL = b"null"
 _NOTHING = (_NULL, b"[]", b"{}", b'""', b"false")
-"""Values of a refused parameter that ask for nothing, and are taken."""
+"""Values of a refused parameter that change nothing, so they are accepted."""
 TEXT_TOOL = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
