@@ -66,7 +66,7 @@ SETTINGS = {
     "task.eval_size": 4,
     "train.steps": 1_000_000,
     "train.batch_groups": 2,
-    "train.checkpoint_every": 4,
+    "train.checkpoint_every": 8,  # events stay for two checkpoints: a look may be that late
     "rollout.group_size": 4,
     "rollout.max_new_tokens": 24,
     "rollout.filter": '"none"',
