@@ -24,10 +24,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from gpu_kit import warm, wheels
-from gpu_kit.check import Check, Lacks
+from gpu_kit.check import SMALL_TIMES, Check, Lacks
 from gpu_kit.field import field_table
 from gpu_kit.harness import Interrupted, Report, good, run_all, summary
-from gpu_kit.kit import BUDGET_S, CHECKS, SMALL_TIMES, check
+from gpu_kit.kit import BUDGET_S, CHECKS, check
 
 ROOT = Path(__file__).parents[1]
 LOOK_S = 90.0

@@ -48,6 +48,8 @@ TRIAL = "asyncrl.training.architecture_trial"
 """The module that makes a model."""
 TRIAL_S = 120.0
 """Seconds in which a process must have made a model on no device."""
+ADAPTER = "adapter_config.json"
+"""The file that makes a directory one of an adapter."""
 INDEX = "model.safetensors.index.json"
 """The file that maps the weights of a divided model to its files."""
 
@@ -89,6 +91,11 @@ def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
     files = dict[str, dict[str, Any]]()
     if not is_folder(path):
         raise wrong("there is no such directory")
+    if is_file(path / ADAPTER):
+        raise ConfigError(
+            f"{key} is {str(path)!r}, and it has an adapter ({ADAPTER}) of another model: merge "
+            "the two into one directory (peft's merge_and_unload), and give that."
+        )
     if weights and not any(path.glob("*.safetensors")):
         pickled = any(path.glob("*.bin"))
         raise wrong(

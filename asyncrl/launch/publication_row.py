@@ -9,10 +9,15 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from asyncrl.config import Config
+from asyncrl.config.cluster import joined
 from asyncrl.config.derived import Row
 from asyncrl.config.engines import capabilities
 from asyncrl.training.stored_dtype import conversion, saved_dtype, stored_dtypes
 from asyncrl.words import size
+
+CHANGED = {1e-6: 2, 1e-5: 14}
+"""Percent of a model's bytes that change in a step, in bfloat16, up to such a learning rate
+(bench/deltas.py); above the last nearly all do."""
 
 
 def publication_row(config: Config, measured: str = "") -> Row:
@@ -20,6 +25,19 @@ def publication_row(config: Config, measured: str = "") -> Row:
     for it; a pause that was `measured` comes as words."""
     pause = f"{config.publication.path}: {_pause(config)}"
     return Row("publication", _sent(config), "; ".join(filter(None, (pause, measured))))
+
+
+def delta_row(config: Config) -> list[Row]:
+    """A note where sending what changed alone may pay: to engines on other machines, whose network
+    nobody knows here. Each side then holds the weights once more, so it is no default."""
+    way, model = config.publication, config.model
+    share = next((percent for rate, percent in CHANGED.items() if config.train.lr <= rate), 100)
+    wide = way.sent_dtype(model) != "bfloat16" or way.path == "direct" or way.dtype == "fp8"
+    if share == 100 or wide or way.full_every > 1 or not joined(config):
+        return []
+    text = f"20 would send about {share} % of these bytes, and hold the weights once more on each "
+    text += "side: worth it on a network below 450 MB/s an engine"
+    return [Row("note", "publication.full_every", text)]
 
 
 def weights_row(config: Config) -> list[Row]:

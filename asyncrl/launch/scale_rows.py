@@ -62,7 +62,8 @@ def hash_rows(config: Config, weight_bytes: int, deadline_s: float) -> list[Row]
 
 
 def host_bytes(config: Config, weight_bytes: int) -> dict[str, int]:
-    """Host memory for weights on this machine beside the trainer's own, by holder.
+    """Host memory for weights on this machine beside the trainer's own, by holder. Several ranks
+    hand theirs over tensor by tensor, and hold them whole nowhere.
 
     Example: eight actors that stage 16 GB for their servers have 2 × 8 × 16 = 256 GB.
     """
@@ -71,11 +72,9 @@ def host_bytes(config: Config, weight_bytes: int) -> dict[str, int]:
         capabilities(config.engine.kind).serves_apart,
     )
     copies = (0 if direct else 2) if apart else (1 if direct else 2)
-    gathered = config.train.ranks > 1 and (apart or not direct)
     kept = config.publication.full_every > 1
     parts = {
         "rollout actors": copies * local_rollouts(config) * weight_bytes,
-        "rank 0, gathered": weight_bytes * gathered,
         "the last that was sent": weight_bytes * kept * (1 + local_rollouts(config)),
     }
     return {name: part for name, part in parts.items() if part}

@@ -1,6 +1,7 @@
 """Numbers of a model's weights, before anything starts: none may be NaN or infinite, because
-training cannot repair that. Invariant: of a model of any size at most MOST bytes are read, and of
-each weight some, spread over it; a note says so where that is not all.
+training cannot repair that, and none quantized, because it would be read as another. Invariant: of
+a model of any size at most MOST bytes are read, and of each weight some, spread over it; a note
+says so where that is not all.
 
 The trainer looks at all of them when it reads them (`load_model`).
 """
@@ -17,7 +18,13 @@ from asyncrl.config import ConfigError
 from asyncrl.config.derived import Row
 from asyncrl.config.model_names import OUTLINE
 from asyncrl.config.paths import is_file
-from asyncrl.training.stored_weights import PIECE, StoredWeight, said_of, stored_weights
+from asyncrl.training.stored_weights import (
+    PIECE,
+    StoredWeight,
+    quantized_in,
+    said_of,
+    stored_weights,
+)
 from asyncrl.words import size
 
 MOST = 2**31
@@ -32,7 +39,13 @@ def check_numbers(key: str, path: Path) -> list[Row]:
     readers."""
     if is_file(path / OUTLINE):
         return []
-    weights = [weight for weight in _weights(path) if weight.must_be_finite]
+    stored = list(_weights(path))
+    if packed := next((weight for weight in stored if weight.quantized), None):
+        raise ConfigError(
+            f"{key} is {str(path)!r}, and {quantized_in(packed)}; give the model's directory in "
+            "bfloat16 or float32."
+        )
+    weights = [weight for weight in stored if weight.must_be_finite]
     total, looked = sum(weight.size for weight in weights), 0
     end = time.monotonic() + READ_S
     for weight, at, most in _parts(weights, total):

@@ -26,7 +26,7 @@ from asyncrl.explain.display import show_rows
 from asyncrl.launch import model_directories, preflight
 from asyncrl.launch.hub.hub_models import named_models
 from asyncrl.launch.private import private_files, refuse_foreign
-from asyncrl.launch.publication_row import publication_row, weights_row
+from asyncrl.launch.publication_row import delta_row, publication_row, weights_row
 from asyncrl.launch.routing_bytes import routing_bytes
 from asyncrl.launch.scale_rows import scale_rows
 from asyncrl.launch.sft_checks import check_sft
@@ -142,6 +142,7 @@ def checked(
             show_rows([Row(*map(named.by_name, row)) for row in rows], console)
             return config
         sent = [*weights_row(config), publication_row(config, _measured_pause(models))]
+        sent += delta_row(config)
         scale = [*memory_rows(config), *scale_rows(config)]
         rows = [*derived(config, cores, routing_bytes(config)), *named.rows, *sent, *scale, *notes]
         rows = [Row(*map(named.by_name, row)) for row in rows]

@@ -11,6 +11,7 @@ import copy
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from asyncrl.algorithms.routing.balance import own_biases
 from asyncrl.config.errors import InputError
 from asyncrl.escape import escaped, quoted
 from asyncrl.tasks.images.vision_model import FAMILIES
-from asyncrl.training.stored_weights import PIECE, said_of, stored_weights
+from asyncrl.training.stored_weights import PIECE, quantized_in, said_of, stored_weights
 
 _TEXT: Any = AutoModelForCausalLM  # their methods carry no types
 _VISION: Any = AutoModelForImageTextToText
@@ -235,6 +236,13 @@ def _refuse_other_files(path: Path) -> None:
         problem = "only *.bin weights" + other if other else "no weights (no *.safetensors)"
         raise ModelError(f"the model directory {path} has {problem}")
     _own_shards(path)
+    try:
+        every = chain.from_iterable(map(stored_weights, sorted(path.glob("*.safetensors"))))
+        packed = next((weight for weight in every if weight.quantized), None)
+    except (OSError, SafetensorError):
+        return  # who reads them says so
+    if packed is not None:
+        raise ModelError(f"{quantized_in(packed)}: give the model in bfloat16 or float32")
 
 
 def _config(path: Path) -> PretrainedConfig:

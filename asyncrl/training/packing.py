@@ -140,13 +140,15 @@ def pack(
     positions = ranges(prompts[ordered] - 1, counts)
     targets = ids[ranges((starts + prompts)[ordered], counts)].astype(np.int64)
     tokens = ranges(answers[ordered], counts)
-    packed = []
-    for members in _divided(tree, device, ranks):
-        inside = np.flatnonzero(np.isin(sequences, members))
+    packed, divisions = [], _divided(tree, device, ranks)
+    for members, part in zip(divisions, tree.parts(divisions), strict=True):
+        begins = np.searchsorted(sequences, members)  # ascending, as the tree has them
+        sizes = np.searchsorted(sequences, members, "right") - begins
+        inside = ranges(begins, sizes)
         packed.append(
             _packed(
-                tree.part(members),
-                np.searchsorted(members, sequences[inside]),
+                part,
+                np.repeat(np.arange(len(members)), sizes),
                 positions[inside],
                 targets[inside],
                 tokens[inside],

@@ -7,6 +7,7 @@ A number that is NaN or infinite has only ones in its exponent, so its bytes tel
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -35,9 +36,12 @@ _FORMATS = {
     "F32": _NumberBits(np.uint32, 0x7F80_0000, 0x007F_FFFF),
     "BF16": _NumberBits(np.uint16, 0x7F80, 0x007F),
     "F16": _NumberBits(np.uint16, 0x7C00, 0x03FF),
-    "F8_E5M2": _NumberBits(np.uint8, 0x7C, 0x03),
-    "F8_E4M3": _NumberBits(np.uint8, 0x7F, 0x7F),  # it has no infinite numbers
 }
+_PACKED = re.compile(
+    r"(^|\.)(qweight|qzeros|weight_packed|weight_scale(_2)?|absmax)$|_scale_inv$|_proj_blocks$"
+)
+"""Names of quantized weights, and of their scales: GPTQ's, AWQ's, compressed-tensors', those of
+bitsandbytes, DeepSeek's and gpt-oss's."""
 
 
 class StoredWeight(NamedTuple):
@@ -54,6 +58,12 @@ class StoredWeight(NamedTuple):
         with open_regular(self.file) as file:
             file.seek(self.start + at)
             return file.read(min(4096, self.size - at))
+
+    @property
+    def quantized(self) -> bool:
+        """True for a weight of few bits, and for its scales. Read as they are, its numbers would be
+        those of another model, because scales have names that no class of transformers has."""
+        return self.form[0].startswith(("F4", "F6_", "F8")) or bool(_PACKED.search(self.name))
 
     @property
     def must_be_finite(self) -> bool:
@@ -89,6 +99,14 @@ def stored_weights(path: Path) -> Iterator[StoredWeight]:
             start, end = entry["data_offsets"]
             form = entry["dtype"], tuple(entry["shape"])
             yield StoredWeight(path, name, form, 8 + length + start, end - start)
+
+
+def quantized_in(weight: StoredWeight) -> str:
+    """Words about weights of which one is quantized."""
+    return (
+        f"{escaped(weight.name, 100)} in {escaped(weight.file.name, 100)} is quantized, though "
+        "config.json has no quantization_config"
+    )
 
 
 def said_of(weight: StoredWeight, words: str) -> str:

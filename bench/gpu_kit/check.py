@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+SMALL_TIMES = 4
+"""Times as long that checks may take in their small form: processors may be others' too."""
+
 
 class Lacks(Exception):
     """The machine lacks what a check needs; the message names it."""
@@ -59,6 +62,14 @@ class Place:
     device: str
     folder: Path
     small: bool
+
+    def patience(self, seconds: float) -> float:
+        """Seconds to wait for another process, of so many on a GPU's machine.
+
+        >>> Place("cpu", Path(), True).patience(40.0)
+        160.0
+        """
+        return seconds * (SMALL_TIMES if self.small else 1)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,6 @@ from __future__ import annotations
 from .check import Check
 
 BUDGET_S = 540.0
-SMALL_TIMES = 4
-"""Times as long that checks may take in their small form: processors may be others' too."""
-
 CHECKS = (
     Check(
         "gradients",

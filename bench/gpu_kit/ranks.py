@@ -65,7 +65,7 @@ def _rank(store: Path, index: int, size: int, place: Place) -> NDArray[np.float6
         os.environ["CUDA_VISIBLE_DEVICES"] = str(index)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     met = FileStore(str(store), size)
-    with open_ranks(place.device, met, index, size, patience_s=PATIENCE_S) as mesh:
+    with open_ranks(place.device, met, index, size, patience_s=place.patience(PATIENCE_S)) as mesh:
         return _gradient(mesh, place).numpy()  # by value: a process that ends shares no tensor
 
 
@@ -136,6 +136,6 @@ def lost_peer(place: Place) -> list[Number]:
         said = str(error)
     seconds = time.perf_counter() - start
     return [
-        Number("refused in", seconds, "s", most=LATE_S + 3.0),
+        Number("refused in", seconds, "s", most=LATE_S + place.patience(3.0)),
         Number("named", float("never comes" in said), least=1.0),
     ]

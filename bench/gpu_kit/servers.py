@@ -26,7 +26,6 @@ from .peers import peer
 from .shapes import QWEN3, TINY, build
 
 HOST, DEADLINE_S = "127.0.0.1", 40.0
-LIMIT = timedelta(seconds=DEADLINE_S)
 BUCKET = 32 * 2**20
 OF_8B = 16.4e9
 """Bytes of Qwen3-8B in bfloat16."""
@@ -38,13 +37,13 @@ def sends(place: Place) -> list[Number]:
     found = []
     for held in dict.fromkeys(("cpu", place.device)):
         title = "from host memory" if held == "cpu" else "from the device"
-        found += _sent(_weights(place, held), "cpu", title)
-    return found + _sent(_weights(place, place.device), "cpu", "to two ranks", 2)
+        found += _sent(place, held, "cpu", title)
+    return found + _sent(place, place.device, "cpu", "to two ranks", 2)
 
 
 def nccl_sends(place: Place) -> list[Number]:
     """The same by NCCL from a GPU to another, as to the ranks of a server beside the trainer."""
-    return _sent(_weights(place, place.device), place.device, "by NCCL")
+    return _sent(place, place.device, place.device, "by NCCL")
 
 
 def _weights(place: Place, held: str) -> dict[str, Tensor]:
@@ -52,9 +51,10 @@ def _weights(place: Place, held: str) -> dict[str, Tensor]:
     return {name: each.detach().to(held) for name, each in model.named_parameters()}
 
 
-def _sent(weights: Mapping[str, Tensor], device: str, title: str, ranks: int = 1) -> list[Number]:
+def _sent(place: Place, held: str, device: str, title: str, ranks: int = 1) -> list[Number]:
+    weights, patience_s = _weights(place, held), place.patience(DEADLINE_S)
     total = sum(each.nbytes for each in weights.values())
-    seconds, bare, same = trio.run(_timed, weights, device, ranks)
+    seconds, bare, same = trio.run(_timed, weights, device, ranks, patience_s)
     return [
         Number(title, total / 1e9 / seconds, "GB/s"),
         Number(f"{title}, of a bare broadcast", bare / seconds),
@@ -63,7 +63,7 @@ def _sent(weights: Mapping[str, Tensor], device: str, title: str, ranks: int = 1
 
 
 async def _timed(
-    weights: Mapping[str, Tensor], device: str, ranks: int
+    weights: Mapping[str, Tensor], device: str, ranks: int, patience_s: float
 ) -> tuple[float, float, bool]:
     """Seconds of a send of all buckets, and of a bare broadcast of as many bytes; and whether each
     rank has the same bytes."""
@@ -77,53 +77,64 @@ async def _timed(
         store = f"tcp:{HOST}:{group.port}", group.name
         with ExitStack() as stack:
             others = [
-                stack.enter_context(peer(_server, *store, rank + 1, ranks + 1, sizes, device))
+                stack.enter_context(
+                    peer(_server, *store, rank + 1, ranks + 1, sizes, device, patience_s)
+                )
                 for rank in range(ranks)
             ]
-            await group.join(DEADLINE_S)
+            await group.join(patience_s)
             start = time.perf_counter()
             for _ in sizes:
-                await stream.send(DEADLINE_S)
+                await stream.send(patience_s)
             _settle(device)
             seconds = time.perf_counter() - start
-            bare = await trio.to_thread.run_sync(_bare, group, sizes, device)
+            bare = await trio.to_thread.run_sync(_bare, group, sizes, device, patience_s)
             received = [await trio.to_thread.run_sync(other.said) for other in others]
     return seconds, bare, set(received) == {expected.hexdigest()}
 
 
-def _bare(group: ServerGroup, sizes: list[int], device: str) -> float:
+def _bare(group: ServerGroup, sizes: list[int], device: str, patience_s: float) -> float:
     """Seconds of broadcasts of buffers of these sizes."""
     collective = group._group
     assert collective is not None
     buffers = [torch.zeros(size, dtype=torch.uint8, device=group._device) for size in sizes]
     start = time.perf_counter()
     for buffer in buffers:
-        collective.broadcast(buffer, 0, LIMIT).wait()
+        collective.broadcast(buffer, 0, timedelta(seconds=patience_s)).wait()
     _settle(device)
     return time.perf_counter() - start
 
 
-def _server(store: str, name: str, rank: int, world: int, sizes: list[int], device: str) -> str:
+def _server(
+    store: str,
+    name: str,
+    rank: int,
+    world: int,
+    sizes: list[int],
+    device: str,
+    patience_s: float,
+) -> str:
     """The digest of what a rank of a server receives; then it takes a bare broadcast."""
     if device == "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = "1"
-    own = PrefixStore(name, open_store(store, LIMIT))
+    limit = timedelta(seconds=patience_s)
+    own = PrefixStore(name, open_store(store, limit))
     group = connect_group(
         PrefixStore(f"{device}/", PrefixStore(f"{name}/", own)),
         rank,
         world,
         address=HOST,
         device=torch.device(device),
-        timeout=LIMIT,
+        timeout=limit,
     )
     digest = hashlib.blake2b()
     for size in sizes:
         flat = torch.empty(size, dtype=torch.uint8, device=device)
-        group.broadcast(flat, 0, LIMIT).wait()
+        group.broadcast(flat, 0, limit).wait()
         digest.update(flat.cpu().numpy().data)
     for size in sizes:
         flat = torch.empty(size, dtype=torch.uint8, device=device)
-        group.broadcast(flat, 0, LIMIT).wait()
+        group.broadcast(flat, 0, limit).wait()
     _settle(device)
     return digest.hexdigest()
 

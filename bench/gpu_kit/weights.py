@@ -100,6 +100,7 @@ def publication(place: Place) -> list[Number]:
     step()  # kernels are compiled, and moments made
     step_alone = min(step() for _ in range(STEPS))
     done, steps = threading.Event(), list[float]()
+    patience_s = place.patience(DEADLINE_S)
 
     def train() -> None:
         steps.append(step())
@@ -110,13 +111,13 @@ def publication(place: Place) -> list[Number]:
         seconds = []
         for _ in range(PUBLICATIONS):
             start = time.perf_counter()
-            sent = await sender.send(0, 2, plan, weights, DEADLINE_S)
+            sent = await sender.send(0, 2, plan, weights, patience_s)
             seconds.append(time.perf_counter() - start)
         return seconds, sent.checksums
 
     async def both() -> tuple[list[float], list[float], bool]:
         async with GroupSender.open(HOST, place.folder / "store") as sender:
-            with peer(_receive, sender.store, 2 * PUBLICATIONS, plan) as other:
+            with peer(_receive, sender.store, 2 * PUBLICATIONS, plan, patience_s) as other:
                 alone, _ = await publish(sender)
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(trio.to_thread.run_sync, train)
@@ -143,13 +144,13 @@ def publication(place: Place) -> list[Number]:
     ]
 
 
-def _receive(store: str, times: int, plan: Plan) -> list[int]:
+def _receive(store: str, times: int, plan: Plan, patience_s: float) -> list[int]:
     """Receive publications of one epoch; gives the last one's checksums."""
 
     async def receive() -> list[int]:
         async with GroupReceiver.open() as receiver:
             for _ in range(times):
-                staged = await receiver.receive(store, 0, 1, 2, plan, DEADLINE_S)
+                staged = await receiver.receive(store, 0, 1, 2, plan, patience_s)
         return staged.checksums
 
     return trio.run(receive)
@@ -159,11 +160,12 @@ def gloo(place: Place) -> list[Number]:
     """Bytes of a processor's tensor that another process receives into one on the device, as an
     SGLang server does."""
     size, store = (2**16 if place.small else 2**28), place.folder / "store"
+    limit = timedelta(seconds=place.patience(DEADLINE_S))
     sent = torch.arange(size, dtype=torch.int64).mul_(2654435761).view(torch.uint8)
-    with peer(_take, store, sent.numel(), place.device) as other:
-        group = _group(store, 0)
+    with peer(_take, store, sent.numel(), place.device, limit) as other:
+        group = _group(store, 0, limit)
         start = time.perf_counter()
-        group.broadcast(sent, 0, timedelta(seconds=DEADLINE_S)).wait()
+        group.broadcast(sent, 0, limit).wait()
         received = other.said()
         seconds = time.perf_counter() - start
     return [
@@ -172,21 +174,21 @@ def gloo(place: Place) -> list[Number]:
     ]
 
 
-def _group(store: Path, rank: int) -> Any:
+def _group(store: Path, rank: int, limit: timedelta) -> Any:
     return connect_group(
         FileStore(str(store), 2),
         rank,
         2,
         address=HOST,
         device=torch.device("cpu"),
-        timeout=timedelta(seconds=DEADLINE_S),
+        timeout=limit,
     )
 
 
-def _take(store: Path, size: int, device: str) -> int:
+def _take(store: Path, size: int, device: str, limit: timedelta) -> int:
     into = torch.zeros(size, dtype=torch.uint8, device=device)
-    group: Any = _group(store, 1)
-    group.broadcast(into, 0, timedelta(seconds=DEADLINE_S)).wait()
+    group: Any = _group(store, 1, limit)
+    group.broadcast(into, 0, limit).wait()
     _settle(device)
     return checksum(into)
 

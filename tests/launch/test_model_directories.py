@@ -86,6 +86,18 @@ def test_a_directory_that_is_none_is_refused_by_its_setting(tmp_path: Path) -> N
     assert "no weights" in refusal("teacher.coefficient=1", f"teacher.path={tmp_path / 'no'}")
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_an_adapter_is_no_model(tmp_path: Path, frame: list[str], whole: bool) -> None:
+    """Also beside a whole one: which base it belongs to, nobody can tell."""
+    path = tmp_path / "m"
+    if whole:
+        directory(path, frame)
+    path.mkdir(exist_ok=True)
+    (path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/other"}')
+    said = refusal(f"model.path={path}")
+    assert "has an adapter (adapter_config.json) of another model: merge the two" in said
+
+
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "link to nowhere"])
 def test_weights_that_are_no_file_are_refused_and_not_opened(
     tmp_path: Path, frame: list[str], kind: str

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from asyncrl.config import load
-from asyncrl.launch.publication_row import publication_row, stored_weights
+from asyncrl.launch.publication_row import delta_row, publication_row, stored_weights
 from asyncrl.runtime.run_dir import CLUSTER_MODELS
 
 SERVERS = ["engine.kind=sglang", "engine.sglang.launch=['sglang']"]
@@ -78,6 +78,25 @@ def test_the_pause_is_that_of_the_way_and_of_the_engine(sets: list[str], pause: 
     assert row.value == "the bundled model" and row.meaning.startswith(pause)
     alone = publication_row(load(None, [*SERVERS, *ALONE], {}))
     assert alone.meaning == "staged: a server loads them beside its base, and no engine pauses"
+
+
+JOINED = ["cluster.kind=agents", "cluster.agents=1", "model.path=/m", "model.dtype=bfloat16"]
+
+
+@pytest.mark.parametrize(
+    ("sets", "share"),
+    [
+        (["train.lr=1e-6"], "about 2 % of these bytes"),
+        (["train.lr=1e-5"], "about 14 %"),
+        (["train.lr=1e-4"], ""),  # where nearly all change
+        (["train.lr=1e-6", "cluster.kind=local"], ""),
+        (["train.lr=1e-6", "model.dtype=float32"], ""),
+        (["train.lr=1e-6", "publication.full_every=20"], ""),
+    ],
+)
+def test_changes_alone_are_advised_where_they_may_pay(sets: list[str], share: str) -> None:
+    rows = delta_row(load(None, [*JOINED, *sets], {}))
+    assert [share in row.meaning for row in rows] == ([True] if share else [])
 
 
 @pytest.mark.explore

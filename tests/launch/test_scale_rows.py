@@ -52,6 +52,12 @@ def test_embedded_engines_have_weights_of_their_own() -> None:
     assert host_bytes(direct, 10) == {"rollout actors": 10 * actors}
 
 
+def test_several_ranks_hold_the_model_nowhere_whole() -> None:
+    for way in ("staged", "direct"):
+        alone, ranks = (config(f"publication.path={way}", f"train.ranks={n}") for n in (1, 4))
+        assert host_bytes(alone, OF_8B) == host_bytes(ranks, OF_8B)
+
+
 def test_a_kernel_that_cannot_be_compiled_is_told_or_refused() -> None:
     assert kernel_rows(config(), "")[0].value == "compiled"
     (note,) = kernel_rows(config(), "there is no C compiler")

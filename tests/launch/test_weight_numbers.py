@@ -4,6 +4,7 @@ read."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,6 @@ BAD = {
     "F32": (np.uint32, {0x7F800000: "infinite", 0xFF800000: "infinite", 0xFFC00001: "NaN"}),
     "BF16": (np.uint16, {0x7F80: "infinite", 0xFF80: "infinite", 0x7FC0: "NaN"}),
     "F16": (np.uint16, {0x7C00: "infinite", 0xFC00: "infinite", 0x7C01: "NaN"}),
-    "F8_E4M3": (np.uint8, {0x7F: "NaN", 0xFF: "NaN"}),
-    "F8_E5M2": (np.uint8, {0x7C: "infinite", 0xFC: "infinite", 0x7D: "NaN"}),
 }
 """The bits of numbers that are not finite, by type."""
 LARGEST = {
@@ -34,8 +33,6 @@ LARGEST = {
     "F32": 0x7F7F_FFFF,
     "BF16": 0x7F7F,
     "F16": 0x7BFF,
-    "F8_E4M3": 0x7E,
-    "F8_E5M2": 0x7B,
 }
 """The bits of each type's largest number."""
 
@@ -68,6 +65,28 @@ def test_each_kind_of_number_is_found_wherever_it_is(
                 rf"a\.weight in model\.safetensors, number {index} of it is {word}; download ",
             ):
                 check_numbers("model.path", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("F8_E4M3", "model.layers.0.self_attn.q_proj.weight"),
+        ("F8_E8M0", "model.layers.0.mlp.experts.down_proj"),
+        ("I32", "model.layers.0.self_attn.q_proj.qweight"),
+        ("BF16", "model.layers.0.self_attn.q_proj.weight_scale_inv"),
+        ("F32", "model.layers.0.self_attn.q_proj.weight_scale"),
+        ("U8", "model.layers.0.mlp.experts.gate_up_proj_blocks"),
+    ],
+)
+def test_quantized_weights_are_refused_whatever_config_says(
+    kind: str, name: str, tmp_path: Path
+) -> None:
+    """Without their scales they would be numbers of another model."""
+    unsigned = {"F8_E4M3": np.uint8, "F8_E8M0": np.uint8, "U8": np.uint8, "BF16": np.uint16}
+    write(tmp_path, np.zeros(8, unsigned.get(kind, np.uint32)), kind, name)
+    said = rf"{re.escape(name)} in model\.safetensors is quantized, though config\.json has no"
+    with pytest.raises(ConfigError, match=said):
+        check_numbers("model.path", tmp_path)
 
 
 def test_masks_integers_and_what_cannot_be_read_are_left_alone(tmp_path: Path) -> None:

@@ -168,6 +168,16 @@ def test_weights_that_are_not_finite_are_refused_by_name_and_file(
         load_model(directory)
 
 
+def test_quantized_weights_are_not_read_without_their_scales(directory: Path) -> None:
+    """transformers ignored the scales, which it does not know, and the model was another."""
+    file, name = directory / "model.safetensors", "model.layers.0.self_attn.q_proj.weight"
+    weights = load_file(file)
+    weights[name] = weights[name].to(torch.float8_e4m3fn)
+    save_file(weights | {f"{name}_scale_inv": torch.ones(1, 1)}, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=r"q_proj\.weight\S* in \S+ is quantized, though config"):
+        load_model(directory)
+
+
 def test_a_family_without_a_causal_language_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     with pytest.raises(ModelError, match=r"the family 't5', which no engine serves"):

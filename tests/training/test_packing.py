@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from asyncrl.training import packing
 from asyncrl.training.packing import PackedBatch, pack, part_of
+from asyncrl.training.trees.prefix_tree import PrefixTree
 
 lengths = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), min_size=1, max_size=12)
 """Of each sample, which of a few prompts it has, and the tokens of its response."""
@@ -212,6 +213,16 @@ def test_a_part_has_the_wanted_tokens_after_the_same_past(
         assert pasts(part) == {token: every[token] for token in part.tokens.tolist()}
         assert len(part.tree.length) == len(torch.unique(batch.sequences[wanted]))
         assert len(part.ids) <= len(batch.ids)
+
+
+def test_the_whole_tree_is_walked_once_however_many_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With many long samples each walk is a tenth of a second, on every rank."""
+    walked, paths = [], PrefixTree.paths
+    monkeypatch.setattr(PrefixTree, "paths", lambda own: walked.append(len(own.ids)) or paths(own))
+    found = packed([(0, 1000)] * 8, shared=True)
+    assert len(found) > 2 and walked.count(max(walked)) == 1
 
 
 def test_what_cannot_be_laid_out_is_refused() -> None:

@@ -250,7 +250,8 @@ def test_a_run_goes_on_when_a_server_the_coordinator_and_the_launcher_are_killed
         code, shown, said = end(launcher)
     assert not guards(), "who ends well leaves nothing"
     assert code == 0, shown + said
-    assert summary.read(run / SUMMARY).balances()
+    told = summary.read(run / SUMMARY)
+    assert told.balances() and told.publication.count > 0, "each of them was verified"
     logs = [path.read_text() for path in (run / "logs").glob("rollout-*")]
     assert logs and not any("no known layout explains" in log for log in logs)
     wait_for("nothing that is left", lambda: not processes_with(str(run / "initial")))

@@ -43,7 +43,7 @@ class PublicationConfig(Section, frozen=True):
             ge=1,
             description=(
                 "one in this many publications sends all bytes, the others only changed ones; "
-                "worth it in bfloat16, and costs the trainer another copy of the weights"
+                "worth it in bfloat16, and costs each side another copy of the weights"
             ),
         ),
     ] = 1

@@ -82,9 +82,19 @@ class PrefixTree(NamedTuple):
 
     def part(self, sequences: Ints) -> PrefixTree:
         """The tree of some of the sequences (ascending indexes, at least one)."""
-        shared, paths = self.shared_by(sequences), self.paths()
-        places = [paths[s][begin:] for s, begin in zip(sequences.tolist(), shared, strict=True)]
-        return PrefixTree(self.ids[np.concatenate(places)], self.length[sequences], shared)
+        (part,) = self.parts([sequences])
+        return part
+
+    def parts(self, divisions: Sequence[Ints]) -> list[PrefixTree]:
+        """The tree of each division, as in `part`, in one pass over all sequences."""
+        paths, parts = self.paths(), []
+        for sequences in divisions:
+            shared = self.shared_by(sequences)
+            places = [paths[s][begin:] for s, begin in zip(sequences.tolist(), shared, strict=True)]
+            parts.append(
+                PrefixTree(self.ids[np.concatenate(places)], self.length[sequences], shared)
+            )
+        return parts
 
     def shared_by(self, sequences: Ints) -> Ints:
         """Tokens that each of some sequences (as in `part`) shares with the one before it among
