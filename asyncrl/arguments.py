@@ -13,7 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from asyncrl import help_texts as texts
-from asyncrl.argument_values import index, more_than_0, numbers, port, positive, seed, seeds, share
+from asyncrl.argument_values import (
+    index,
+    more_than_0,
+    numbers,
+    port,
+    positive,
+    seed,
+    seeds,
+    share,
+    tag,
+)
 
 COLUMNS = 78
 """Columns of a description that argparse does not wrap."""
@@ -132,6 +142,16 @@ def _add_joining(verbs: Verbs) -> None:
         default="rollout",
         help="the actors to run here: rollout actors (default), ranks of the trainer "
         "(cluster.trainer_agents), or reward actors (cluster.reward_agents)",
+    )
+    part.add_argument(
+        "--tag",
+        dest="tags",
+        type=tag,
+        action="append",
+        default=[],
+        metavar="TAG",
+        help="what rollout actors may need of this machine (rollout.needs), such as long_prefill; "
+        "repeatable",
     )
     part.add_argument(
         "--cores", type=positive, default=0, metavar="N", help="cores to offer (default: all)"

@@ -292,7 +292,7 @@ def _agent(args: argparse.Namespace) -> int:
     from asyncrl.launch.cluster.joining import PATIENCE_S
 
     token, patience_s = JoinToken.read(args.join), args.patience or PATIENCE_S
-    return agent(token, args.dir, args.name, args.cores, patience_s, args.role)
+    return agent(token, args.dir, args.name, args.cores, patience_s, args.role, args.tags)
 
 
 def _sweep(args: argparse.Namespace) -> int:
