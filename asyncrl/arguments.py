@@ -245,9 +245,14 @@ def _add_sizing(verbs: Verbs) -> None:
         help="simulate every step of the whole cluster (default: stop when the mean step is known)",
     )
     trial.add_argument("--jobs", type=positive, metavar="N", help="processes (default: 1)")
-    trial.add_argument(
-        "--agents", action="store_true", help="only runs whose rollouts are agents' episodes"
-    )
+    only = trial.add_mutually_exclusive_group()
+    for runs, which in (
+        ("agents", "only runs whose rollouts are agents' episodes"),
+        ("games", "only runs of two to four policies that play games with each other"),
+    ):
+        only.add_argument(
+            *(f"--{runs}",), dest="runs", action="store_const", const=runs, default="", help=which
+        )
     trial.add_argument("--json", action="store_true", help="print the result as JSON")
     fit = verbs.add_parser(
         "calibrate", help=texts.CALIBRATE.split(",")[0] + ".", description=texts.CALIBRATE
