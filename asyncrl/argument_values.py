@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 from asyncrl.words import whole
 
@@ -40,6 +41,14 @@ def positive(text: str) -> int:
             f"{_cut(text)!r} is not a whole number of at least 1, in at most eighteen digits"
         )
     return number
+
+
+def tag(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,32}", text):
+        raise argparse.ArgumentTypeError(
+            f"{_cut(text)!r} is no tag, which has 1 to 32 letters, digits, - and _"
+        )
+    return text
 
 
 def more_than_0(text: str) -> float:

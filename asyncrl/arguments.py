@@ -13,7 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from asyncrl import help_texts as texts
-from asyncrl.argument_values import index, more_than_0, numbers, port, positive, seed, seeds, share
+from asyncrl.argument_values import (
+    index,
+    more_than_0,
+    numbers,
+    port,
+    positive,
+    seed,
+    seeds,
+    share,
+    tag,
+)
 
 COLUMNS = 78
 """Columns of a description that argparse does not wrap."""
@@ -134,6 +144,16 @@ def _add_joining(verbs: Verbs) -> None:
         "(cluster.trainer_agents), or reward actors (cluster.reward_agents)",
     )
     part.add_argument(
+        "--tag",
+        dest="tags",
+        type=tag,
+        action="append",
+        default=[],
+        metavar="TAG",
+        help="what rollout actors may need of this machine (rollout.needs), such as long_prefill; "
+        "repeatable",
+    )
+    part.add_argument(
         "--cores", type=positive, default=0, metavar="N", help="cores to offer (default: all)"
     )
     part.add_argument(
@@ -225,9 +245,14 @@ def _add_sizing(verbs: Verbs) -> None:
         help="simulate every step of the whole cluster (default: stop when the mean step is known)",
     )
     trial.add_argument("--jobs", type=positive, metavar="N", help="processes (default: 1)")
-    trial.add_argument(
-        "--agents", action="store_true", help="only runs whose rollouts are agents' episodes"
-    )
+    only = trial.add_mutually_exclusive_group()
+    for runs, which in (
+        ("agents", "only runs whose rollouts are agents' episodes"),
+        ("games", "only runs of two to four policies that play games with each other"),
+    ):
+        only.add_argument(
+            *(f"--{runs}",), dest="runs", action="store_const", const=runs, default="", help=which
+        )
     trial.add_argument("--json", action="store_true", help="print the result as JSON")
     fit = verbs.add_parser(
         "calibrate", help=texts.CALIBRATE.split(",")[0] + ".", description=texts.CALIBRATE

@@ -124,13 +124,13 @@ def _simulate(args: argparse.Namespace) -> int:
     from asyncrl.simulation.command import command
     from asyncrl.sizing.scale_command import cluster
 
-    of_faults = args.seed, args.seeds, args.jobs, args.agents or None
+    of_faults = args.seed, args.seeds, args.jobs, args.runs or None
     of_run = args.trainers, args.models, args.price, args.sets or None, args.search, args.exact
     if args.config is not None:
         if any(option is not None for option in of_faults):
             raise ConfigError(
-                "simulate: --seed, --seeds, --jobs and --agents search for faults, and take no "
-                "run.toml."
+                "simulate: --seed, --seeds, --jobs, --agents and --games search for faults, and "
+                "take no run.toml."
             )
         return _forecast(args)
     if any(option is not None and option is not False for option in of_run):
@@ -139,11 +139,13 @@ def _simulate(args: argparse.Namespace) -> int:
             "name its run.toml first."
         )
     if args.engines is not None:
-        return cluster(args.engines, 3600.0 * args.hours, agents=args.agents)
+        if args.runs == "games":
+            raise ConfigError("simulate: --games searches for faults, and takes no --engines.")
+        return cluster(args.engines, 3600.0 * args.hours, agents=args.runs == "agents")
     seeds = args.seeds or range(20)
     if args.seed is not None:
         seeds = range(args.seed, args.seed + 1)
-    return command(seeds, agents=args.agents, jobs=args.jobs or 1, as_json=args.json)
+    return command(seeds, args.runs, jobs=args.jobs or 1, as_json=args.json)
 
 
 def _forecast(args: argparse.Namespace) -> int:
@@ -292,7 +294,7 @@ def _agent(args: argparse.Namespace) -> int:
     from asyncrl.launch.cluster.joining import PATIENCE_S
 
     token, patience_s = JoinToken.read(args.join), args.patience or PATIENCE_S
-    return agent(token, args.dir, args.name, args.cores, patience_s, args.role)
+    return agent(token, args.dir, args.name, args.cores, patience_s, args.role, args.tags)
 
 
 def _sweep(args: argparse.Namespace) -> int:

@@ -80,6 +80,7 @@ def collect_status(parts: Components) -> RunStatus:
         foreign=ForeignTotals.of(experience.ledger.foreign.tokens),
         shared=parts.sharing.shared if parts.sharing is not None else 0,
         share_failed=parts.sharing.failed if parts.sharing is not None else 0,
+        preferred=dict(parts.placement.preferences.counts),
         journal=parts.journal_status(),
         restarts=dict(statistics.restarts),
         lending=parts.lent.status(now),

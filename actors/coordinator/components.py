@@ -188,7 +188,9 @@ def assemble(
         pinning=pinning,
         forking=forking,
         pruning=pruning,
-        placement=Placement(store, engines, leases, reclaiming, pinning, config, clock),
+        placement=Placement(
+            store, engines, leases, reclaiming, pinning, config, clock, admission.label
+        ),
         episode_placement=episode_placement,
         playing=playing,
         games=_games(config, store, playing),

@@ -11,7 +11,7 @@ engine has room, which one is behind) costs the same with any number of engines.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from asyncrl.actors.coordinator.peers import Peer
@@ -210,11 +210,28 @@ class EnginePool:
             room * len(engines) for room, engines in self._serving.get((split, version), {}).items()
         )
 
-    def roomiest(self, split: Split, version: int | None, but: str = "") -> EngineHandle:
+    def roomiest(
+        self,
+        split: Split,
+        version: int | None,
+        but: str = "",
+        among: Collection[str] = (),
+    ) -> EngineHandle:
         """Find the engine with the most room among those that offer this service (at least one
         must). Among equals it is the one that has had that room for longest. The engine named `but`
-        is chosen only if no other has room."""
+        is chosen only if no other has room, and one that is not `among` those named only if none of
+        them has."""
         by_room = self._serving[split, version]
+        named = [
+            engine
+            for name in among
+            if name != but
+            and (engine := self._engines.get(name)) is not None
+            and (split, version) in engine.services
+            and engine.room(split) > 0
+        ]
+        if named:
+            return max(named, key=lambda engine: engine.room(split))
         for room in sorted(by_room, reverse=True) if but else ():
             others = (engine for name, engine in by_room[room].items() if name != but)
             if room > 0 and (other := next(others, None)) is not None:

@@ -3,20 +3,21 @@
 Invariant: an engine gets a rollout only if it has room for it and serves a version that the rollout
 needs: the pinned one, or any from the committed one on.
 
-Resumed rollouts come first, then new ones. The engine with the most room is taken. A group stays
-together on one engine as far as there is room, so that its prompt is read once. A call of an agent
-that continues another one goes to the same engine, if a slot is free there: an engine that caches
-prefixes has most of its context.
+Resumed rollouts come first, then new ones. The engine with the most room is taken, if possible one
+that the prompt prefers (`preferences.py`). A group stays together on one engine as far as there is
+room, so that its prompt is read once. A call of an agent that continues another one goes to the
+same engine, if a slot is free there: an engine that caches prefixes has most of its context.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from asyncrl.actors.coordinator.engine_pool import EngineHandle, EnginePool
 from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.actors.coordinator.leases import LeaseTable
 from asyncrl.actors.coordinator.pinning import Pinning
+from asyncrl.actors.coordinator.preferences import Preferences, preferred_first
 from asyncrl.actors.coordinator.reclaiming import Reclaiming
 from asyncrl.config import Config
 from asyncrl.experience.call import Call, RolloutStatus
@@ -40,7 +41,9 @@ class Placement:
         pinning: Pinning,
         config: Config,
         clock: RunClock,
+        label: Callable[[Split, int], str],
     ) -> None:
+        """`label(split, prompt_index)` names a prompt's task."""
         self._store = store
         self._clock = clock
         self._engines = engines
@@ -48,6 +51,7 @@ class Placement:
         self._reclaiming = reclaiming
         self._pinning = pinning
         self._config = config
+        self.preferences = Preferences(engines, config, label)
         self._last: dict[int, str] = {}  # the engine that had an agent's call last, by call
 
     def lease(self, split: Split, version: int | None = None) -> None:
@@ -100,20 +104,31 @@ class Placement:
             ):
                 group, engine = (
                     call.group,
-                    self._engines.roomiest(split, pinned, but=late_engine),
+                    self._engines.roomiest(split, pinned, late_engine, self._named(call)),
                 )
             yield call, pinned, engine
 
     def _waiting(self, split: Split, version: int | None) -> list[Call]:
-        """The rollouts to place: as many as there is room for. If each may need another version,
-        all that wait."""
+        """The rollouts to place: as many as there is room for, and last those whose prompts prefer
+        engines without room. If each may need another version, all that wait."""
         experience = self._store.experience
         if self._pinning.own and split == "train":
             any_room = any(engine.room("train") > 0 for engine in self._engines)
             room = experience.statuses()[RolloutStatus.WAITING] if any_room else 0
         else:
             room = self._engines.room(split, version)
-        return experience.to_lease(split, room)
+        if not self.preferences or room <= 0:
+            return experience.to_lease(split, room)
+        waiting = experience.to_lease(split, len(experience.calls))
+        rooms = self.preferences.rooms(split, version)
+        return preferred_first(waiting, room, rooms, self._tag_of)
+
+    def _tag_of(self, call: Call) -> str:
+        return self.preferences.tag_of(self._store.experience.groups[call.group])
+
+    def _named(self, call: Call) -> Collection[str]:
+        """The names of the engines that the call's prompt prefers; none if it prefers none."""
+        return self.preferences.actors(self._tag_of(call)) if self.preferences else ()
 
     def _on_last_attempt(self, call: Call) -> bool:
         """True if it failed before, and the next failure is its last."""
@@ -171,6 +186,7 @@ class Placement:
             if isinstance(call, AgentCall):
                 self._last[call.id] = engine.name
             self._store.record(Leased(call.id, engine.name, attempt))
+            self.preferences.count(self._store.experience.groups[call.group], engine.name)
             self._leases.give(
                 call.id, attempt, call.tokens, self._clock.now(), pinned, engine.version
             )

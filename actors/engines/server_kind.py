@@ -25,6 +25,7 @@ from asyncrl.config import Config, ConfigError
 from asyncrl.config.fields import lookup
 from asyncrl.config.published import engine_dtype, publication_s
 from asyncrl.config.schema.engine_section import Servers
+from asyncrl.config.shared_servers import shares_servers
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Engine
 from asyncrl.engines.spec import EngineContext, EngineKind
@@ -215,14 +216,16 @@ class ServerKind(EngineKind):
             owner = f"rollout-{context.index}"
             with context.waits.on("server", owner=owner, deadline_s=2 * start_s):
                 await client.wait_there(start_s)
-            await cls.takes(client, needs)
+            await cls.takes(client, needs, shared=shares_servers(config))
         return clients
 
     @classmethod
-    async def takes(cls, client: Any, needs: Needs) -> None:
-        """Check that a server that runs already fits, and clear it."""
+    async def takes(cls, client: Any, needs: Needs, *, shared: bool) -> None:
+        """Check that a server that runs already fits, and clear it. A `shared` one may have
+        requests of other policies; those of an actor that died ended with its connection."""
         await cls.program().fits(client, needs)
-        await client.clear()
+        if not shared:
+            await client.clear()
 
     @classmethod
     def client(

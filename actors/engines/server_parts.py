@@ -144,6 +144,7 @@ def served_adapters(
         context.run / "weights" / f"rollout-{context.index}",
         tolerance=servers.settings.canary or canary.TOLERANCE[computed_dtype(config)],
         deadline_s=deadline_s(context),
+        policy=config.game.policy,
     )
 
 

@@ -56,7 +56,8 @@ class VllmServers(ServerKind):
         return super().check(config)
 
     @classmethod
-    async def takes(cls, client: Any, needs: Needs) -> None:
+    async def takes(cls, client: Any, needs: Needs, *, shared: bool) -> None:
         """Resume before the check, because a paused server does not score ids."""
-        await client.clear()
+        if not shared:
+            await client.clear()
         await cls.program().fits(client, needs)

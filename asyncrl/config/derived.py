@@ -31,6 +31,7 @@ from asyncrl.config.other_policies import policy_rows
 from asyncrl.config.ranks import ranks_of
 from asyncrl.config.sandbox_row import sandbox_rows
 from asyncrl.config.schema import Config, TaskConfig, TrainConfig
+from asyncrl.config.tags import tag_rows
 from asyncrl.staleness.admission import AdmissionPolicy
 from asyncrl.words import size
 
@@ -147,6 +148,7 @@ def derived(config: Config, available: int, routing: int | None = 0) -> list[Row
         *([Row("ranks", str(ranks), RANKS)] if ranks > 1 else []),
         *_cores(config, available),
         *_cluster(config),
+        *(Row(*row) for row in tag_rows(config)),
         *([Row("GPUs", str(gpus.needed), str(gpus))] if gpus.needed else []),
         *_ports(config),
         *(Row("note", key, text) for key, text in advice(config)),

@@ -34,6 +34,7 @@ from asyncrl.config.schema import PLAYED_BY_HOST, Config
 from asyncrl.config.schema.game_section import NAME
 from asyncrl.config.schema.other_models import TRAINED
 from asyncrl.config.setting import quoted
+from asyncrl.config.shared_servers import refuse_one_server
 
 KEYS = ("run", "dir")
 SAME = (
@@ -143,6 +144,7 @@ def refuse_unlike(policies: Mapping[str, Config]) -> None:
                     f"({quoted(lookup(mine, key))} and {quoted(lookup(its, key))}), which says "
                     "what the games are: set it once, for all."
                 )
+    refuse_one_server(policies)
     taken = dict[int, str]()
     for name, config in policies.items():
         if joined(config):

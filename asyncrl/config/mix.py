@@ -22,7 +22,7 @@ from asyncrl.config.setting import checked, nearest
 
 OWN = (
     *("name", "params", "path", "eval_path", "prompt_key", "answer_key", "verifier", "reward"),
-    *("template", "train_size", "eval_size"),
+    *("template", "train_size", "eval_size", "prefers"),
 )
 """Settings of [task] that each task of a mix may override."""
 ROUNDING = 1e-6

@@ -18,6 +18,7 @@ from asyncrl.config.other_policies import policy_contradictions
 from asyncrl.config.ranks import rank_contradictions
 from asyncrl.config.schema import Config
 from asyncrl.config.schema.section import Contradictions
+from asyncrl.config.tags import tag_contradictions
 from asyncrl.config.task_rules import task_contradictions
 
 
@@ -35,6 +36,7 @@ def contradictions(config: Config) -> Contradictions:
     yield from rank_contradictions(config)
     yield from policy_contradictions(config)
     yield from task_contradictions(config)
+    yield from tag_contradictions(config)
 
 
 Config.rules.append(contradictions)

@@ -117,6 +117,8 @@ def _allowed(kind: Any, metas: list[msgspec.Meta], named: Named | None) -> str:
         return "a table"
     if kind == TEXTS:
         return "a list of strings"
+    if (texts := _texts(kind)) is not None:
+        return "a list of strings" + (f", each of {texts.title}" if texts.title else "")
     if get_origin(kind) is tuple and get_origin(get_args(kind)[0]) is Literal:
         return "a list of " + ", ".join(get_args(get_args(kind)[0]))
     if kind == TEXT_OR_TEXTS:
@@ -138,7 +140,16 @@ def _allowed(kind: Any, metas: list[msgspec.Meta], named: Named | None) -> str:
             )
             if bound is not None
         ]
+        bounds += [f"of {meta.title}"] if meta.title else []
     return " ".join([noun, " and ".join(bounds)]).strip()
+
+
+def _texts(kind: Any) -> msgspec.Meta | None:
+    """The pattern of each text, where the setting is a list of texts that have one."""
+    inner = get_args(kind)[0] if get_origin(kind) is tuple else None
+    if get_origin(inner) is not Annotated or get_args(inner)[0] is not str:
+        return None
+    return next((meta for meta in get_args(inner)[1:] if isinstance(meta, msgspec.Meta)), None)
 
 
 def field_of(section: str, name: str, hint: Any) -> Field:

@@ -147,6 +147,14 @@ class LendingStatus(msgspec.Struct, frozen=True, kw_only=True):
     used_s: float
 
 
+class TagCounts(msgspec.Struct, frozen=True):
+    """Leases of prompts that prefer a tag: `there`, to rollout actors that have it, and
+    `elsewhere`."""
+
+    there: int = 0
+    elsewhere: int = 0
+
+
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The state of the whole run. `at` is in seconds since 1970; `seconds` have passed since the
     coordinator started. Actors report every `report_s`.
@@ -159,10 +167,10 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints were not written, the last of them because of `unwritten_why`. Of the last answers
     the judge gave a share no verdict (`judge_missed`), because of `judge_why`. Of the
     `tool_replies` to agents' calls with tools, `unread_calls` could not be read. Groups `shared`
-    with other runs since the coordinator started, and how often that failed (`share_failed`), are
-    counted. `recent` is what came of the last answers, groups, calls and attempts. `ok` is None
-    while the run goes on, and `reason` says why it ended. `sft` is of a supervised run, None for
-    any other.
+    with other runs since the coordinator started, how often that failed (`share_failed`), and the
+    leases of prompts that prefer a tag (`preferred`, by tag) are counted. `recent` is what came of
+    the last answers, groups, calls and attempts. `ok` is None while the run goes on, and `reason`
+    says why it ended. `sft` is of a supervised run, None for any other.
     """
 
     at: float
@@ -197,6 +205,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     foreign: ForeignTotals = ForeignTotals()
     shared: int = 0
     share_failed: int = 0
+    preferred: dict[str, TagCounts] = {}
     lending: LendingStatus | None = None
     episodes: EpisodeCounts = EpisodeCounts()
     failing: list[FailedEpisodes] = []

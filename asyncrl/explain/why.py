@@ -16,7 +16,7 @@ from asyncrl.explain.diagnosis import diagnose, idle
 from asyncrl.explain.rows import ended_early, foreign_said
 from asyncrl.explain.run_disk import takes_no_more
 from asyncrl.explain.run_files import RunFiles, game_of
-from asyncrl.explain.run_status import LendingStatus, RunStatus
+from asyncrl.explain.run_status import LendingStatus, RunStatus, TagCounts
 from asyncrl.explain.summary import UNREPORTED, Summary
 from asyncrl.words import count, duration, share
 
@@ -116,6 +116,7 @@ def answer(status: RunStatus, *, lives: bool, age_s: float, stalled: bool, run: 
             f"{count(status.shared)} groups were shared with other runs"
             f"{failed if status.share_failed else ''}."
         )
+    sentences += [_preferred(tag, counts) for tag, counts in status.preferred.items()]
     sentences.append(diagnose(status))
     sentences += [
         f"The run continues without {actor.name}, which {actor.removed}."
@@ -163,6 +164,15 @@ def _shares(status: RunStatus) -> str:
     return (
         f"Over the last {duration(status.window_s)} the trainer was idle for {share(trainer)} of "
         f"its time, and rollout actors for {share(rollout)}."
+    )
+
+
+def _preferred(tag: str, counts: TagCounts) -> str:
+    """Say how many leases of prompts that prefer a tag went to actors that have it."""
+    leases = counts.there + counts.elsewhere
+    return (
+        f"Of {count(leases)} leases of prompts that prefer {tag}, {count(counts.there)} went to "
+        "rollout actors with this tag; the others found no room there."
     )
 
 

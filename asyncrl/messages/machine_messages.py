@@ -17,6 +17,8 @@ from asyncrl.messages.parts import Message, Role
 
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
 """A name of a machine, a file or a package."""
+Tag = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,32}$")]
+"""A name of what a machine is good at."""
 AgentId = Annotated[str, Meta(min_length=32, max_length=32)]
 """The id of one agent's process."""
 JoinedRole = Literal["rollout", "trainer", "reward"]
@@ -24,15 +26,17 @@ JoinedRole = Literal["rollout", "trainer", "reward"]
 
 
 class Join(Message, frozen=True):
-    """Agent to launcher: this machine offers `cores` for actors of a `role`, and has these
-    `versions` of what both must have alike, by name. `agent` is 16 random bytes in hexadecimal,
-    the same each time that one agent joins: its new link replaces the one that was cut."""
+    """Agent to launcher: this machine offers `cores` for actors of a `role`, has `tags` that actors
+    may need, and has these `versions` of what both must have alike, by name. `agent` is 16 random
+    bytes in hexadecimal, the same each time that one agent joins: its new link replaces the one
+    that was cut."""
 
     machine: Name
     agent: AgentId
     cores: Annotated[int, Meta(ge=1, le=2**16)]
     versions: Annotated[dict[Name, Name], Meta(max_length=16)]
     role: JoinedRole = "rollout"
+    tags: Annotated[tuple[Tag, ...], Meta(max_length=16)] = ()
 
 
 class JoinRefused(Message, frozen=True):

@@ -42,6 +42,7 @@ def config(*, steps: int = 3, enough: float = 1.0, seed: int = 0, **task: Any) -
         task=changed,
         model=ModelConfig(warmup_steps=steps, warmup_accuracy=enough),
         run=RunConfig(seed=seed),
+        rollout=RolloutConfig(needs=("near",)),
     )
 
 
@@ -147,6 +148,7 @@ OTHER: dict[str, dict[str, dict[str, Any]]] = {
         "eval_size, none": {"eval_size": 0},
         "eval_size, many": {"eval_size": 5_000},
         "curriculum": {"curriculum": "unsolved"},
+        "prefers": {"prefers": "near"},
         "epochs": {"epochs": 3},
         "verdict_s": {"verdict_s": 5.0},
         "mix": {"mix": {"one": {}, "two": LETTERS}, "weights": {"one": 1.0}},

@@ -9,6 +9,7 @@ import pytest
 from asyncrl.config import ConfigError
 from asyncrl.config.game import is_game, load_game
 from asyncrl.config.load import settings_in
+from asyncrl.config.shared_servers import shares_servers
 
 GAME = """
 [game]
@@ -86,6 +87,40 @@ def test_opponents_that_cannot_be_are_one_sentence(tmp_path: Path, more: str, sa
     with pytest.raises(ConfigError, match=said) as raised:
         load_game(path, [], {})
     assert "\n" not in str(raised.value)
+
+
+SERVED = """
+[engine]
+kind = "vllm"
+[engine.vllm]
+urls = ["http://127.0.0.1:9"]
+[model]
+path = "base"
+[model.lora]
+rank = 4
+served = "adapters"
+"""
+
+
+def test_policies_of_one_base_share_a_server_by_their_adapters(tmp_path: Path) -> None:
+    _, policies = load_game(written(tmp_path, GAME + SERVED), [], {})
+    assert all(map(shares_servers, policies.values()))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('served = "adapters"', "", "each would load its weights there: give each its own"),
+        ("rank = 4\nserved", "rank = 0\nserved", "each would load its weights there"),
+        ("[policy.staleness]", '[policy.model]\npath = "/b"\n[policy.staleness]', "has one base"),
+    ],
+)
+def test_policies_that_would_load_into_one_server_are_refused(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    path = written(tmp_path, (GAME + SERVED).replace(old, new))
+    with pytest.raises(ConfigError, match=rf"policies one and two have one server, .*{said}"):
+        load_game(path, [], {})
 
 
 @pytest.mark.parametrize(

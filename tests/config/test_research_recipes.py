@@ -24,6 +24,7 @@ AReaL, in-flight updates | staleness/test_admission.py
 Periodic asynchrony | actors/test_lag_0.py
 AsyncFlow; tree training | actors/test_coordinator.py training/test_prefix_tree.py
 SeamlessFlow | agents/gateway/test_gateway.py actors/test_lent_engines.py
+RollArt | config/test_tags.py bench/test_tags_bench.py launch/cluster/test_machines.py
 Universal Checkpointing | runs/test_trainer_ranks.py
 Missing Old Logits | training/test_proximal_policies.py
 VCPO | staleness/test_vcpo.py

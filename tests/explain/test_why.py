@@ -31,6 +31,7 @@ from asyncrl.explain.run_status import (
     JournalStatus,
     PublicationStatus,
     RunStatus,
+    TagCounts,
 )
 from asyncrl.explain.sft_figures import SftFigures
 from asyncrl.explain.summary import RolloutTotals, Summary, TokenTotals
@@ -431,6 +432,14 @@ def test_rollouts_that_a_rule_ended_are_said_by_reason() -> None:
     sentences = answer(found, lives=True, age_s=0.5, stalled=False, run=RUN)
     said = "A rule has ended 15 of 90 rollouts early: 12 pruned_mine, 3 pruned_longest."
     assert said in sentences
+
+
+def test_leases_of_prompts_that_prefer_a_tag_are_said() -> None:
+    found = standing(preferred={"long_prefill": TagCounts(there=1200, elsewhere=34)})
+    assert (
+        "Of 1,234 leases of prompts that prefer long_prefill, 1,200 went to rollout actors with "
+        "this tag; the others found no room there."
+    ) in answer(found, lives=True, age_s=0.5, stalled=False, run=RUN)
 
 
 def test_what_the_last_step_raised_is_said_last() -> None:

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 import torch
 import trio
@@ -132,11 +133,14 @@ async def world(folder: Path) -> AsyncIterator[tuple[AdapterWorld, ServedAdapter
         nursery.cancel_scope.cancel()
 
 
-def served_by(client: ServerClient, folder: Path) -> ServedAdapters:
+def served_by(client: ServerClient, folder: Path, policy: str = "") -> ServedAdapters:
     model = new_model(0)
     add_adapters(model, LORA)
     return ServedAdapters(
-        client, model, new_model(0), TEXT, folder, tolerance=1e-3, deadline_s=DEADLINE_S
+        *(client, model, new_model(0), TEXT, folder),
+        tolerance=1e-3,
+        deadline_s=DEADLINE_S,
+        policy=policy,
     )
 
 
@@ -190,6 +194,26 @@ async def test_adapters_of_an_actor_that_is_gone_are_unloaded(tmp_path: Path) ->
         await load(w, 0)
         assert [name.split("-")[0] for name in w.server.there] == ["theirs", "asyncrl"]
         assert "asyncrl-7-old" not in w.server.there and len([*(tmp_path / "f").iterdir()]) == 1
+
+
+async def test_policies_of_one_server_leave_each_others_adapters_alone(tmp_path: Path) -> None:
+    """Also where one policy's name begins another's, and their versions are equal."""
+    async with world(tmp_path / "f") as (w, served):
+        policies = ("a", "a-1", "b")
+        each = {one: served_by(served._client, tmp_path / one, one) for one in policies}
+        for version in range(3):
+            for number, one in enumerate(each.values()):
+                await one.load(version, sent(10 * version + number), REFERENCE, lambda: None)
+        assert [one.loaded for one in each.values()] == [[1, 2]] * 3
+        for number, one in enumerate(policies):
+            names = sorted(name for name in w.server.there if name.startswith(f"asyncrl.{one}."))
+            assert [name.split(".")[2].split("-")[0] for name in names] == ["1", "2"]
+            of = {name: tensor for name, tensor in sent(20 + number).items() if "lora" in name}
+            assert all(torch.equal(w.server.there[names[1]][name], of[name]) for name in of)
+        asked = each["a-1"].generate("r", np.zeros(3, np.int32), max_new_tokens=4, temperature=1.0)
+        async with aclosing(asked) as events:
+            assert {event.version async for event in events} == {"2"}
+        assert w.server.paths("/generate")[-1]["lora_path"].startswith("asyncrl.a-1.2-")
 
 
 @pytest.mark.parametrize("wrong", ["canary", "refused", "shape", "hangs"])

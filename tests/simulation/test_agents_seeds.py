@@ -51,7 +51,7 @@ THINKING_LONGER = 5101
 )
 def test_every_invariant_holds_after_every_event_of_agents(seeds: range) -> None:
     own = tuple(seed for seed in seeds if seed % PLAYED != OF_BOTH)
-    found = tallied(own, agents=True)
+    found = tallied(own, "agents")
     assert not found.failures, "\n".join(
         f"asyncrl simulate --agents --seed {failure.seed}: {failure.violation}"
         for failure in found.failures
@@ -72,7 +72,7 @@ def test_every_invariant_holds_after_every_event_of_agents(seeds: range) -> None
 def test_each_kind_of_agents_fault_is_met_by_at_least_ten_of_the_seeds() -> None:
     whole = Tally()
     for seeds in SHARES:
-        whole.add(tallied(seeds, agents=True))
+        whole.add(tallied(seeds, "agents"))
     rare = {kind: n for kind in AGENT_KINDS if (n := whole.seeds_with.get(kind, 0)) < 10}
     assert not rare
 
@@ -81,7 +81,7 @@ def test_each_kind_of_agents_fault_is_met_by_at_least_ten_of_the_seeds() -> None
 @pytest.mark.parametrize("said", OF_A_SWEEP)
 def test_what_a_sweep_found_is_mended(said: str) -> None:
     first, *_ = OF_A_SWEEP[said]
-    assert not tallied(range(first, first + 1), agents=True).failures
+    assert not tallied(range(first, first + 1), "agents").failures
 
 
 @pytest.mark.soak
@@ -89,7 +89,7 @@ def test_what_a_sweep_found_is_mended(said: str) -> None:
 @pytest.mark.parametrize("said", OF_A_SWEEP)
 def test_all_that_a_sweep_found_is_mended(said: str) -> None:
     for seed in OF_A_SWEEP[said]:
-        assert not tallied(range(seed, seed + 1), agents=True).failures, seed
+        assert not tallied(range(seed, seed + 1), "agents").failures, seed
 
 
 @pytest.mark.explore

@@ -11,6 +11,8 @@ from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.experience import events as e
 from asyncrl.simulation import command
 from asyncrl.simulation.command import Tally, tally
+from asyncrl.simulation.game_worlds import GameReport
+from asyncrl.simulation.observer import Violation
 
 
 def test_a_failing_seed_is_printed_with_the_command_that_replays_it(
@@ -51,6 +53,22 @@ def test_tallies_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_agents_may_have_all_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["simulate", "--agents", "--seed", "3"]) == 0
     assert "1 of agents; " in capsys.readouterr().out
+
+
+def test_games_are_counted_by_how_they_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = Violation("pairs", "the guest gives up game 2, which has ended")
+    reports = {
+        7: GameReport(7, {"host": 2, "guest": 3}, ended=9, given_up=1, slowest_s=4.5),
+        8: GameReport(8, {"host": 1, "guest": 1}, ended=5, slowest_s=2.0, violation=bad),
+    }
+    monkeypatch.setattr(command, "simulate_games", reports.__getitem__)
+    assert cli.main(["simulate", "--games", "--seeds", "7:9"]) == 1
+    said = capsys.readouterr().out
+    assert "games     15, of which 1 were given up in all runs; the slowest took 4.5" in said
+    assert "7 lives" in said and "again: asyncrl simulate --games --seed 8\n" in said
+    assert cli.main(["simulate", "--games", "--engines", "2"]) == 2
 
 
 @pytest.mark.parametrize("text", ["3", "5:5", "a:b", "-1:4"])

@@ -43,12 +43,12 @@ OURS = "asyncrl-"
 
 
 class _Adapter:
-    """An adapter on the server, and the number of its streams."""
+    """An adapter on the server, whose name begins with `ours`, and the number of its streams."""
 
-    def __init__(self, version: int) -> None:
+    def __init__(self, version: int, ours: str) -> None:
         self.version, self.streams = version, 0
         # a version may be loaded again after a resume, and then has other numbers
-        self.name = f"{OURS}{version}-{uuid.uuid4().hex}"
+        self.name = f"{ours}{version}-{uuid.uuid4().hex}"
 
 
 class ServedAdapters:
@@ -57,7 +57,8 @@ class ServedAdapters:
 
     `model` is the run's base with adapters, whose numbers are those of the base; `shape` is the
     same model without adapters. The server reads files below `folder`. `text` is `canary.text`,
-    `tolerance` in nats; `deadline_s` bounds a load.
+    `tolerance` in nats; `deadline_s` bounds a load. Several policies of a game may have one server:
+    each loads and unloads adapters under the name of its own `policy` alone.
     """
 
     def __init__(
@@ -70,9 +71,11 @@ class ServedAdapters:
         *,
         tolerance: float,
         deadline_s: float,
+        policy: str = "",
     ) -> None:
         self._client, self._model, self._shape, self._text = client, model, shape, text
         self._folder, self._tolerance, self._deadline_s = folder, tolerance, deadline_s
+        self._ours = f"asyncrl.{policy}." if policy else OURS  # no policy's name has a dot
         self._current: _Adapter | None = None
         self._old: list[_Adapter] = []
         self._base = ""  # the server's name of the base's weights, once they were compared
@@ -123,7 +126,7 @@ class ServedAdapters:
         """Load the adapter in `weights` as `version`, verified, for all requests from now on.
         `reference` is the trainer's `canary.reference`. Returns the seconds that decoding was
         paused: none. Raises NotLoaded, in one sentence; requests are then served as before."""
-        adapter = _Adapter(version)
+        adapter = _Adapter(version, self._ours)
         try:
             with trio.fail_after(self._deadline_s):
                 await self._put(adapter, weights)
@@ -165,7 +168,7 @@ class ServedAdapters:
         self._old = [each for each in self._old if each.streams]
         used = {each.name for each in (*self._old, self._current) if each is not None}
         for name in await self._client.adapters():
-            if name.startswith(OURS) and name not in used:
+            if name.startswith(self._ours) and name not in used:
                 await self._client.unload_adapter(name)
         await trio.to_thread.run_sync(self._remove_all_but, used)
 

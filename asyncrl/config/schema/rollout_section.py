@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.schema.section import BASIC, Contradictions, Section
+from asyncrl.config.schema.section import BASIC, Contradictions, Section, Tag
 from asyncrl.config.selection_names import FILTERS, FORKS, PRUNES, SIZINGS
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class RolloutConfig(Section, frozen=True):
     """Generation of rollouts."""
 
-    resumable = ("actors", "lent_actors", "lending", "attempts", "lease_s")
+    resumable = ("actors", "lent_actors", "lending", "needs", "attempts", "lease_s")
 
     actors: Annotated[int, BASIC, Meta(ge=1, description="rollout processes")] = 1
     lent_actors: Annotated[
@@ -39,6 +39,16 @@ class RolloutConfig(Section, frozen=True):
             )
         ),
     ] = "priority"
+    needs: Annotated[
+        tuple[Tag, ...],
+        Meta(
+            description=(
+                "a tag for each actor, such as long_prefill, or an empty text: the actor starts "
+                "only on a machine that joined with this tag, and prompts whose task.prefers is "
+                "this tag go to it first"
+            )
+        ),
+    ] = ()
     group_size: Annotated[int, BASIC, Meta(ge=1, le=2**16, description="rollouts per prompt")] = 8
     k_min: Annotated[
         int, Meta(ge=1, description="fewest verdicts with which a group is trained")

@@ -34,6 +34,11 @@ CODE = Mark.CODE
 """Mark of a setting whose value may name code, in its type, if it also has values that are not
 names."""
 
+Tag = Annotated[
+    str, Meta(pattern="^[A-Za-z0-9_-]{0,32}$", title="at most 32 letters, digits, - and _")
+]
+"""A name of what an actor's machine is good at; empty: none."""
+
 EVERY = ("*",)
 """Stands for all settings of a section, as its `resumable`."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from asyncrl.config.plugins import Named, file_names
-from asyncrl.config.schema.section import BASIC, CODE, PATH, Count, Section
+from asyncrl.config.schema.section import BASIC, CODE, PATH, Count, Section, Tag
 from asyncrl.config.selection_names import CURRICULA
 
 ORIGIN = r"^([Hh][Tt][Tt][Pp][Ss]?://)?([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$"
@@ -17,7 +17,7 @@ ORIGIN = r"^([Hh][Tt][Tt][Pp][Ss]?://)?([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-
 class TaskConfig(Section, frozen=True):
     """The task: prompts, and the verifier of answers."""
 
-    resumable = ("sandbox", "verdict_s")
+    resumable = ("sandbox", "verdict_s", "prefers")
 
     name: Annotated[
         str,
@@ -131,6 +131,15 @@ class TaskConfig(Section, frozen=True):
             )
         ),
     ] = "in_order"
+    prefers: Annotated[
+        Tag,
+        Meta(
+            description=(
+                "the tag of the rollout actors (rollout.needs) that its prompts go to first; "
+                "empty: any"
+            )
+        ),
+    ] = ""
     epochs: Annotated[
         int,
         Meta(ge=0, description="passes over the training prompts; 0: as many as the steps need"),

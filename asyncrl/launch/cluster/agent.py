@@ -15,7 +15,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -87,14 +87,18 @@ def agent(
     cores: int,
     patience_s: float,
     role: JoinedRole = "rollout",
+    tags: Sequence[str] = (),
 ) -> int:
     """Take part in the run of a join token until it is over. `folder` becomes this machine's
     directory of the run (None: one that is removed at the end), `name` the machine's (empty: its
-    host name), `cores` the number that it offers (0: all that this process may use), and `role`
-    that of its actors. A link that was cut is made again, also to a launcher that was killed and
-    started again, within `patience_s`. Returns the exit status: 0 if the run ended, 1 if the
-    launcher was lost, 2 if the machine is refused. Raises ConfigError for a `folder` that is not
-    this user's, or that another process uses."""
+    host name), `cores` the number that it offers (0: all that this process may use), `role`
+    that of its actors, and `tags` what rollout actors may need. A link that was cut is made again,
+    also to a launcher that was killed and started again, within `patience_s`. Returns the exit
+    status: 0 if the run ended, 1 if the launcher was lost, 2 if the machine is refused. Raises
+    ConfigError for a `folder` that is not this user's, or that another process uses, and for tags
+    of another role."""
+    if tags and role != "rollout":
+        raise ConfigError(f"--tag is for rollout actors: leave it out, or --for {role}.")
     with ExitStack() as stack:
         if folder is None:
             run = stack.enter_context(own_folder("agent"))
@@ -108,13 +112,19 @@ def agent(
         stack.enter_context(logs.kept(run, "launcher", 0))
         mine = sorted(os.sched_getaffinity(0))[: cores or available_cores()]
         taking_part = partial(
-            _take_part, token, run, name or socket.gethostname(), mine, patience_s, role
+            _take_part, token, run, name or socket.gethostname(), mine, patience_s, role, tags
         )
         return trio.run(taking_part, strict_exception_groups=True)
 
 
 async def _take_part(
-    token: JoinToken, run: Path, name: str, cores: list[int], patience_s: float, role: JoinedRole
+    token: JoinToken,
+    run: Path,
+    name: str,
+    cores: list[int],
+    patience_s: float,
+    role: JoinedRole,
+    tags: Sequence[str],
 ) -> int:
     """Take part, and again if the link was cut; returns the exit status."""
     try:
@@ -122,7 +132,8 @@ async def _take_part(
     except (LinkError, ValueError) as error:
         complain(escaped(f"the launcher of {token.address} cannot be joined: {error}."))
         return BAD_INPUT
-    offer = Join(name[:255], secrets.token_hex(16), len(cores), own_versions(), role)
+    agent, versions = secrets.token_hex(16), own_versions()
+    offer = Join(name[:255], agent, len(cores), versions, role, tuple(tags))
     # A signal that comes between two parts is heard by the second.
     with trio.open_signal_receiver(*LEAVE) as signals:
         return await _parts(link, token, run, cores, patience_s, offer, signals)

@@ -6,7 +6,7 @@ lost actor as one that was killed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import trio
 
@@ -36,10 +36,11 @@ AboutMachine = Equipped | Unequipped | MachineLeaving | ActorExited
 
 
 class RemoteActor:
-    """A start of an actor on another machine: a `Child` of the launcher's supervision."""
+    """A start of an actor on another machine: a `Child` of the launcher's supervision. `need` is
+    the tag that its machine must have; empty: any machine will do."""
 
-    def __init__(self, order: StartActor) -> None:
-        self.order = order
+    def __init__(self, order: StartActor, need: str = "") -> None:
+        self.order, self.need = order, need
         self.actor: Actor = (order.role, order.index, order.incarnation)
         self.machine: Machine | None = None
         self.displaced = False
@@ -88,6 +89,7 @@ class Machine:
 
     def __init__(self, name: str, join: Join, link: Link) -> None:
         self.name, self.agent, self.cores, self.role = name, join.agent, join.cores, join.role
+        self.tags = frozenset(join.tags)
         self.actors: dict[Actor, RemoteActor] = {}
         self.places: int | None = None
         """Number of actors that it can have at a time; None: any number."""
@@ -101,9 +103,17 @@ class Machine:
         self._why = ""
 
     def takes(self, actor: RemoteActor) -> bool:
-        """True if it is for actors of that role, and has a place for one more."""
+        """True if it is for actors of that role, has the tag that it needs, and has a place for one
+        more."""
         free = self.places is None or len(self.actors) < self.places
-        return free and actor.order.role == self.role
+        fit = not actor.need or actor.need in self.tags
+        return free and fit and actor.order.role == self.role
+
+    def order_for(self, actor: RemoteActor, needed: Collection[str]) -> tuple[bool, float, str]:
+        """Its place among the machines that take an actor: the first one gets it. Where places are
+        few, an actor without a need leaves those of machines that others need."""
+        spared = not actor.need and self.places is not None and not self.tags.isdisjoint(needed)
+        return spared, *self.load
 
     @property
     def load(self) -> tuple[float, str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from asyncrl.config import Config, read, render
 from asyncrl.config.cluster import ranks_here, reward_room_of, room_of
 from asyncrl.config.errors import BAD_INPUT
+from asyncrl.config.tags import actors_by_tag, need_of
 from asyncrl.escape import escaped
 from asyncrl.launch.cluster.equipping_turns import EquippingTurns
 from asyncrl.launch.cluster.join_token import JoinToken, certify, left_token
@@ -157,13 +158,15 @@ class Machines:
         input after `cluster.join_s`; if Ray places them, its driver may report that first."""
         cluster = self._config.cluster
         with trio.move_on_after(cluster.join_s + (RAY_S if cluster.kind == "ray" else 0.0)):
-            while self._missing:
+            while self._missing or self._missing_tags:
                 if self._failed is not None:
                     raise self._failed
                 self._changed = trio.Event()
                 await self._changed.wait()
         if missing := self._missing:
             raise self._too_few(*missing[0])
+        if tags := self._missing_tags:
+            raise self._no_machine_with(tags[0])
         if not self._completed:
             self._refuse_too_few_places()
         self._completed = True
@@ -200,17 +203,43 @@ class Machines:
             wanted["trainer"] = cluster.trainer_agents
         return [(role, least) for role, least in wanted.items() if self.count_for(role) < least]
 
+    @property
+    def _missing_tags(self) -> list[str]:
+        """The tags that rollout actors need and no machine has."""
+        if self._completed:
+            return []
+        has = {tag for one in self._members.values() if one.role == "rollout" for tag in one.tags}
+        return [tag for tag in actors_by_tag(self._config) if tag not in has]
+
+    def _no_machine_with(self, tag: str) -> ActorFailed:
+        """The failure of a run if no machine joined with a tag that an actor needs."""
+        actors = " and ".join(actors_by_tag(self._config)[tag])
+        return ActorFailed(
+            "the cluster",
+            BAD_INPUT,
+            f"no machine with the tag {tag!r}, which {actors} needs (rollout.needs), joined within "
+            f"{self._config.cluster.join_s:g} s (cluster.join_s): run `asyncrl agent --join "
+            f"join.token --tag {tag}` on one while the launcher waits, or remove the need.",
+        )
+
     def _refuse_too_few_places(self) -> None:
         """Raise ActorFailed, as bad input, if the machines have GPUs for fewer rollout actors than
-        there are."""
-        wanted = self._config.rollout.actors
+        there are, or those with a tag for fewer than need it."""
         members = [machine for machine in self._members.values() if machine.role == "rollout"]
+        for tag, actors in actors_by_tag(self._config).items():
+            self._refuse_few([one for one in members if tag in one.tags], len(actors), tag)
+        self._refuse_few(members, self._config.rollout.actors)
+
+    def _refuse_few(self, members: Sequence[Machine], wanted: int, tag: str = "") -> None:
+        """Raise ActorFailed, as bad input, if these machines, with a tag or all, have GPUs for
+        fewer actors than are wanted."""
         if sum(wanted if member.places is None else member.places for member in members) < wanted:
             each = ", ".join(f"{member.name}: {member.places}" for member in members)
             raise ActorFailed(
                 "the cluster",
                 BAD_INPUT,
-                f"the machines that joined have GPUs for fewer than the {wanted} rollout actors "
+                f"the machines that joined{f' with the tag {tag}' if tag else ''} have GPUs for "
+                f"fewer than the {wanted} rollout actors{' that need it' if tag else ''} "
                 f"({each}): lower rollout.actors, or have more machines join (cluster.agents).",
             )
 
@@ -226,9 +255,11 @@ class Machines:
     def start(
         self, role: JoinedRole, index: int, incarnation: int, *, resume: bool, rank_0: str = ""
     ) -> RemoteActor:
-        """Start an actor on the machine of its role with the fewest actors for each core, as soon
-        as there is one. A rank of the trainer finds rank 0 at the address `rank_0`."""
-        actor = RemoteActor(StartActor(role, index, incarnation, resume, "", rank_0))
+        """Start an actor on the machine of its role, and with the tag that it needs, that has the
+        fewest actors for each core, as soon as there is one. A rank of the trainer finds rank 0 at
+        the address `rank_0`."""
+        need = need_of(self._config, index) if role == "rollout" else ""
+        actor = RemoteActor(StartActor(role, index, incarnation, resume, "", rank_0), need)
         self._waiting.append(actor)
         self._assign()
         return actor
@@ -352,6 +383,7 @@ class Machines:
         machine.places = places
         self._members[machine.name] = machine
         what = f", for the role {machine.role}" * (machine.role != "rollout")
+        what += f", tags {', '.join(sorted(machine.tags))}" * bool(machine.tags)
         self._note(f"Machine {machine.name} takes part, with {machine.cores} cores{what}.")
         self._assign()
         self._changed.set()
@@ -387,16 +419,17 @@ class Machines:
     # ------------------------------------------------------------------------------------- actors
 
     def _assign(self) -> None:
-        """Assign waiting actors to machines with a place."""
+        """Assign waiting actors to machines with a place, those first that need a tag."""
         waiting, self._waiting = self._waiting, []
-        for actor in waiting:
+        needed = actors_by_tag(self._config)
+        for actor in sorted(waiting, key=lambda actor: not actor.need):
             candidates = [machine for machine in self._members.values() if machine.takes(actor)]
             if actor.over:
                 continue
             if not candidates:
                 self._waiting.append(actor)
                 continue
-            machine = min(candidates, key=lambda machine: machine.load)
+            machine = min(candidates, key=lambda machine: machine.order_for(actor, needed))
             actor.machine, machine.actors[actor.actor] = machine, actor
             order = replace(actor.order, coordinator=(self._run / COORDINATOR_ADDRESS).read_text())
             if order.role == "trainer":

@@ -66,11 +66,12 @@ class Head:
         places: int | None = None,
         role: m.JoinedRole = "rollout",
         agent: str = "",
+        tags: tuple[str, ...] = (),
     ) -> AsyncIterator[Link]:
         """The link of an agent that has all it needs, and takes part. It joined before where it
         is the `agent` of an earlier one."""
         async with await self.connected() as link:
-            await link.send(m.Join(name, agent or new_id(), cores, own_versions(), role))
+            await link.send(m.Join(name, agent or new_id(), cores, own_versions(), role, tags))
             admitted = await said(link)
             assert isinstance(admitted, m.MachineAdmitted) and admitted.files == len(FILES)
             assert admitted.room == {"rollout": 2, "trainer": RANKS // 2, "reward": 3}[role]
@@ -310,6 +311,38 @@ async def test_too_few_machines_for_the_trainer_are_said_with_what_to_run(
     assert refused.value.code == BAD_INPUT
     assert "0 of 2 machines (cluster.trainer_agents) joined" in refused.value.traceback
     assert "asyncrl agent --join join.token --for trainer`" in refused.value.traceback
+
+
+async def test_an_actor_starts_only_on_a_machine_with_the_tag_that_it_needs(
+    nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    head = await opened(nursery, tmp_path, 'rollout.needs=["","far"]', "cluster.join_s=0.2")
+    first, second = actors_of(head)
+    async with head.agent("plain", places=2) as plain:
+        assert await said(plain) == m.StartActor("rollout", 0, 0, False, ADDRESS)
+        assert second.machine is None
+        with trio.fail_after(PATIENCE_S), pytest.raises(ActorFailed) as refused:
+            await head.machines.complete()
+        assert refused.value.code == BAD_INPUT
+        assert refused.value.traceback.startswith(
+            "no machine with the tag 'far', which rollout-1 needs (rollout.needs), joined within "
+            "0.2 s (cluster.join_s): run `asyncrl agent --join join.token --tag far` on one"
+        )
+        async with head.agent("tagged", places=1, tags=("far", "other")) as tagged:
+            assert await said(tagged) == m.StartActor("rollout", 1, 0, False, ADDRESS)
+            assert head.notes[-1].endswith("takes part, with 2 cores, tags far, other.")
+            await head.machines.complete()
+            first.end(0, "")
+
+
+async def test_places_with_a_tag_are_left_to_actors_that_need_it(
+    nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    head = await opened(nursery, tmp_path, 'rollout.needs=["","far"]')
+    async with head.agent("a", places=1, tags=("far",)), head.agent("b", places=1):
+        first, second = actors_of(head)
+        assert first.machine is not None and first.machine.name == "b"
+        assert second.machine is not None and second.machine.name == "a"
 
 
 async def test_a_machine_for_a_trainer_that_is_all_here_is_refused_by_name(head: Head) -> None:
