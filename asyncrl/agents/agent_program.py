@@ -3,8 +3,7 @@
 Its environment has what an `AgentEpisode` has:
 
     OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL             what the official clients read
-    ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, ANTHROPIC_MODEL    by themselves; ANTHROPIC_AUTH_TOKEN
-                                                              has the key, too
+    ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, ANTHROPIC_MODEL    by themselves
     ASYNCRL_PROMPT, ASYNCRL_ENTRY       the prompt; the task's entry, as JSON
     ASYNCRL_PROMPT_INDEX, ASYNCRL_SEED, ASYNCRL_ATTEMPT
     ASYNCRL_SESSION_URL, ASYNCRL_REWARD_KEY     for notes, and for rewards of turns
@@ -46,6 +45,9 @@ OUTPUT_BYTES = 2**16
 """Bytes of a program's output that are kept: the last ones."""
 LINES = 3
 """Lines of standard error that a failure shows."""
+SECOND_KEY = "ANTHROPIC_AUTH_TOKEN"
+"""A variable of the user's that programs do not get: Anthropic's clients would send this key, too,
+and warn of two."""
 
 
 class ProgramFailed(Exception):
@@ -87,7 +89,7 @@ async def run_program(argv: Sequence[str], facts: EpisodeFacts) -> Any:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={
-            **os.environ,
+            **{name: text for name, text in os.environ.items() if name != SECOND_KEY},
             **past_proxies(os.environ, facts.base_url),
             **environment_of(facts),
             "ASYNCRL_REWARD_KEY": facts.reward_key,

@@ -57,7 +57,6 @@ def client_variables(url: str, key: str) -> dict[str, str]:
         "OPENAI_AGENTS_DISABLE_TRACING": "1",
         "ANTHROPIC_BASE_URL": url.removesuffix("/v1"),
         "ANTHROPIC_API_KEY": key,
-        "ANTHROPIC_AUTH_TOKEN": key,
         "ANTHROPIC_MODEL": MODEL,
     }
 
