@@ -82,6 +82,10 @@ def test_an_image_is_what_a_viewer_shows() -> None:
     assert (decoded_image(encoded("PNG", clear)) == 255).all()
     grey = Pillow.fromarray(np.full((4, 4), 32896, np.uint16))
     assert abs(decoded_image(encoded("PNG", grey)).astype(int) - 128).max() <= 1
+    half = np.full((4, 4), 0.5, np.float32)
+    for white, shown in ((1, 127), (255, 0)):  # of shares, and of numbers up to 255
+        given = np.append(half, np.full((1, 4), white, np.float32), axis=0)
+        assert decoded_image(encoded("TIFF", given))[[0, -1], 0, 0].tolist() == [shown, 255]
 
 
 def bomb_of_text() -> bytes:
@@ -99,6 +103,10 @@ SENTENCES: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
     "a bomb by its size": (claiming(50_000, 50_000), "exceeds limit"),
     "more pixels than allowed": (claiming(5000, 5000), "25000000|5000 × 5000 pixels"),
     "a bomb of text": (bomb_of_text, "too large"),
+    "no numbers": (
+        lambda: encoded("TIFF", np.array([[0.5, np.nan]], np.float32)),
+        "no finite numbers",
+    ),
     "no width": (claiming(0, 4), "none of PNG"),
 }
 
@@ -216,6 +224,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "another folder": ({"image": "../7.png"}, "stays in it"),
     "an absolute path": ({"image": "/etc/7.png"}, "stays in it"),
     "a URL of a file": ({"image": "file:///etc/7.png"}, "no path"),
+    "no bytes": ({"image": "data:image/png;base64,"}, "is empty"),
     "no base64": ({"image": "data:image/png;base64,!!"}, "no base64"),
     "too many marks": ({"prompt": "<image><image>", "image": "7.png"}, "want 2 images.*has 1"),
     "no image": ({"prompt": [{"role": "user", "content": [IMAGE]}]}, "want 1 image,.*has 0"),

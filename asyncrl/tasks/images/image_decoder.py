@@ -125,10 +125,15 @@ def _decode(data: bytes) -> bytes:
 
 
 def _grey(image: Any) -> Any:
-    """An image of 16 or 32 bits in 8: Pillow would cut larger numbers off."""
+    """An image of 16 or 32 bits in 8: Pillow would cut larger numbers off. Fractions are parts of
+    white. Raises ValueError for infinite numbers, and for what is none."""
     from PIL import Image
 
     values = np.asarray(image, np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError("it has colours that are no finite numbers")
     most = float(values.max()) if values.size else 0.0
-    scale = 255.0 / (65535.0 if 255 < most <= 65535 else max(most, 255.0))
-    return Image.fromarray((values.clip(0, None) * scale).astype(np.uint8))
+    white = 65535.0 if 255 < most <= 65535 else max(most, 255.0)
+    if image.mode.startswith("F") and most <= 1:
+        white = 1.0
+    return Image.fromarray((values.clip(0, None) * (255.0 / white)).astype(np.uint8))

@@ -74,7 +74,9 @@ the folder of the data file, and stays in it
         found = [value.get(key) for key in MAPPED]
         value = next((one for one in found if one is not None), None)
     if isinstance(value, bytes):
-        if not 0 < len(value) <= IMAGE_BYTES:
+        if not value:
+            raise LookupError("its image is empty: it has no bytes")
+        if len(value) > IMAGE_BYTES:
             raise LookupError(f"its image has {len(value):,} bytes, and {IMAGE_BYTES:,} at most")
         return ImageSource(value)
     if not isinstance(value, str) or not value:
