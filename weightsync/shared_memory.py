@@ -115,12 +115,11 @@ class MemoryGroup:
                 word.work.wait(timeout)
         number, self._count = self._count, self._count + 1
         np.copyto(self._ring.slots[number % SLOTS][: tensor.numel()], tensor.numpy())
-        posted = self._group.broadcast(torch.tensor([number]), root, timeout)
-        if _is_told(number):
+        if _is_told(number):  # before it: an engine may end as soon as it has the last one
             others = (rank for rank in range(self._world) if rank != root)
             words = [(rank, torch.empty(1)) for rank in others]
             self._read.append([_Word(self._group.recv([at], rank, 0), at) for rank, at in words])
-        return posted
+        return self._group.broadcast(torch.tensor([number]), root, timeout)
 
     def coming(self, size: int, timeout: timedelta) -> Coming:
         """Post the next broadcast to this process, of so many bytes."""

@@ -23,6 +23,8 @@ def run(check: Check, place: Place, answer: Path) -> None:
         found = {"lacks": str(lacks)}
     except Exception as error:  # noqa: BLE001 it is the answer
         traceback.print_exc()
+        while isinstance(error, ExceptionGroup):  # of a nursery: what went wrong is inside
+            error = error.exceptions[0]
         found = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
     partial = answer.with_suffix(".partial")
     partial.write_text(json.dumps(found))

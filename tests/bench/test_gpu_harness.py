@@ -136,7 +136,7 @@ def test_a_child_answers_with_numbers_a_lack_or_an_error(
         raise Lacks("sglang is not installed")
 
     def failing(_: Place) -> list[Number]:
-        raise ValueError("two\nlines")
+        raise ExceptionGroup("of a nursery", [ValueError("two\nlines")])
 
     monkeypatch.setattr(wheels, "found", lambda _: [Number("n", 1.0)], raising=False)
     monkeypatch.setattr(wheels, "lacking", lacking, raising=False)

@@ -407,15 +407,18 @@ async def test_a_server_that_was_started_otherwise_is_refused_with_the_option(
 
 
 @pytest.mark.parametrize(
-    ("room", "rank", "said"),
+    ("lora", "rank", "said"),
     [
         (None, 4, "takes none, and the run's have rank 4: start it with VLLM_ALLOW_RUNTIME_LORA_U"),
-        (8, 9, "takes adapters up to rank 8, .* --max-lora-rank 16"),
-        (8, 8, ""),
+        (VllmLora(8, ["q_proj"]), 9, "takes adapters up to rank 8, .* --max-lora-rank 16"),
+        (VllmLora(8), 8, "its output layer takes adapters, .* --lora-target-modules"),
+        (VllmLora(8, ["q_proj", "lm_head"]), 8, "its output layer takes adapters"),
+        (VllmLora(8, ["q_proj"]), 8, ""),
     ],
 )
-def test_a_server_needs_room_for_the_runs_adapters(room: int | None, rank: int, said: str) -> None:
-    lora = None if room is None else VllmLora(room)
+def test_a_server_needs_room_for_the_runs_adapters(
+    lora: VllmLora | None, rank: int, said: str
+) -> None:
     if not said:
         refuse_other_adapters(lora, rank)
         return

@@ -79,6 +79,7 @@ def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     pairs = dict(pairwise(command(adapted, address(Path("/tmp/x")), Path())))
     room = [pairs[f"--{name}"] for name in ("max-lora-rank", "max-loras", "max-cpu-loras")]
     assert room == ["16", "9", "18"] and "--enable-lora" in pairs
+    assert pairs["--lora-target-modules"] == "q_proj", "and not the output layer"
     allowed = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
     assert environment(adapted)[allowed] == "1" and allowed not in environment(cuda)
     assert words[-2:] == ["--gpu-memory-utilization", "0.8"], "what the user adds wins"

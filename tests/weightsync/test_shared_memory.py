@@ -11,7 +11,7 @@ from test_collective import assert_equal, ends, everybody, model, one_thread
 from torch import Tensor
 
 from asyncrl.weightsync import broadcast_group
-from asyncrl.weightsync.shared_memory import SLOTS, MemoryGroup, Ring
+from asyncrl.weightsync.shared_memory import AMPLE, SLOTS, TOGETHER, MemoryGroup, Ring
 from asyncrl.weightsync.transport import Sent
 
 assert one_thread
@@ -69,3 +69,30 @@ async def test_engines_get_the_same_weights_with_it_and_without(
                 assert_equal(each, weights)
     assert len(opened) == 2
     assert bool(groups) == (who == "all")
+
+
+def test_an_engine_may_end_as_soon_as_it_has_the_last_broadcast() -> None:
+    """Its connection is closed then, maybe before the trainer's thread goes on."""
+
+    class Work:
+        def wait(self, timeout: object) -> bool:
+            return True
+
+    class Gone:
+        broadcasts = 0
+
+        def broadcast(self, *_: object) -> Work:
+            self.broadcasts += 1
+            return Work()
+
+        def recv(self, *_: object) -> Work:
+            if self.broadcasts == TOGETHER:
+                raise RuntimeError("Connection closed by peer")
+            return Work()
+
+    ring = Ring.offer()
+    assert ring is not None
+    group = MemoryGroup(Gone(), ring, 0, 2)  # type: ignore[arg-type]
+    for _ in range(TOGETHER):
+        group.broadcast(torch.zeros(8, dtype=torch.uint8), 0, AMPLE).wait(AMPLE)
+    ring.close()

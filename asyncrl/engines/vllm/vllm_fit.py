@@ -108,6 +108,11 @@ def refuse_other_adapters(lora: VllmLora | None, rank: int) -> None:
             f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora --max-lora-rank "
             f"{lora_rank(rank)}"
         )
+    if rank and lora is not None and "lm_head" in (lora.target_modules or ["lm_head"]):
+        raise ValueError(
+            "its output layer takes adapters, and then it cannot score beside other requests: "
+            "start it with --lora-target-modules and the names of the layers that the run adapts"
+        )
 
 
 def lora_rank(rank: int) -> int:

@@ -74,7 +74,8 @@ def command(launch: ServerLaunch, address: ServerAddress, _: Path) -> list[str]:
             "max-loras": adapters.versions,
             "max-cpu-loras": 2 * adapters.versions,
         }
-        switches.append("--enable-lora")
+        # else its output layer takes some too, and scoring beside other requests ends the server
+        switches += ["--enable-lora", "--lora-target-modules", *adapters.targets]
     pairs = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     server = "vllm.entrypoints.openai.api_server"
     return [*launch.python, "-m", server, *pairs, *switches, *launch.arguments]

@@ -127,6 +127,7 @@ class VllmLora(msgspec.Struct, frozen=True):
     """A server's room for adapters."""
 
     max_lora_rank: int = 0
+    target_modules: list[str] | None = None
 
 
 class VllmConfigs(msgspec.Struct, frozen=True):
