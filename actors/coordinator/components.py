@@ -40,7 +40,7 @@ from asyncrl.actors.coordinator.statistics import RunStatistics
 from asyncrl.actors.coordinator.stepping import Stepping
 from asyncrl.actors.coordinator.underway import Underway
 from asyncrl.config import Config
-from asyncrl.config.engines import capabilities
+from asyncrl.config.engines import keeps_versions
 from asyncrl.config.flow import admission_policy
 from asyncrl.config.journal_size import steps
 from asyncrl.config.losses import credit_of
@@ -138,7 +138,7 @@ def assemble(
     clock = RunClock()
     changes = Changes(waits, clock, config.supervision.stall_s)
     roster = Roster(changes.set)
-    engines = EnginePool(keeps=capabilities(config.engine.kind).keeps_versions)
+    engines = EnginePool(keeps=keeps_versions(config.engine.kind, adapters=config.model.lora.alone))
     leases = LeaseTable(config.rollout.lease_s)
     reclaiming = Reclaiming(store, engines, leases, config)
     pinning = Pinning(store, engines, leases, reclaiming, config)

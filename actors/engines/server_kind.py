@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from asyncrl.engines.servers.other_model import Needs
     from asyncrl.engines.servers.served import Served
     from asyncrl.engines.servers.server_process import ServerProcess
+    from asyncrl.weightsync.servers.served_adapters import ServedAdapters
     from asyncrl.weightsync.servers.weight_loader import WeightLoader
 
 SERVER_S = 10.0
@@ -153,11 +154,12 @@ class ServerKind(EngineKind):
         from asyncrl.engines.servers.server_engine import LoadWeights, ServerEngine
 
         served: Served
+        keeps: ServedAdapters | None = None
         load: LoadWeights
         if context.adapted is not None:
             (client,) = clients
-            served = adapters = served_adapters(context, client, cls.servers(context.config))
-            load = adapters.load
+            served = keeps = served_adapters(context, client, cls.servers(context.config))
+            load = keeps.load
         else:
             loaders = [
                 await stack.enter_async_context(cls.loader(context, client)) for client in clients
@@ -172,6 +174,7 @@ class ServerKind(EngineKind):
             stop_ids=frozenset(context.tokenizer.stop_ids),
             idle=context.waits.idle_for,
             routing=routing_layout(context),
+            keeps=keeps,
         )
 
     @classmethod

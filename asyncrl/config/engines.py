@@ -87,3 +87,13 @@ def capabilities(kind: str) -> Capabilities:
     """
     declared: Capabilities = ENGINES.find(kind).capabilities
     return declared
+
+
+def keeps_versions(kind: str, *, adapters: bool) -> bool:
+    """True if engines of this kind serve a version beside later ones: they hold several, or
+    `adapters` beside one base.
+
+    >>> keeps_versions("sglang", adapters=False), keeps_versions("sglang", adapters=True)
+    (False, True)
+    """
+    return capabilities(kind).keeps_versions or adapters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,14 @@ def test_opponents_that_cannot_be_are_one_sentence(tmp_path: Path, more: str, sa
     with pytest.raises(ConfigError, match=said) as raised:
         load_game(path, [], {})
     assert "\n" not in str(raised.value)
+
+
+def test_the_game_on_the_page_is_the_one_of_the_examples() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    _, _, after = (docs / "policies.md").read_text().partition("```toml\n# game.toml")
+    shown, _, _ = after.partition("```")
+    example = (docs / "examples/guessing/game.toml").read_text()
+    assert tomllib.loads(f"#{shown}") == tomllib.loads(example)
 
 
 SERVED = """

@@ -65,7 +65,7 @@ UI-S1's patches | agents/test_screens.py
 GRPO-RoC | algorithms/selection/test_keep.py
 TreePS-RAG, Tree-GRPO, TreeRL; MedS3 by `to_go` | algorithms/test_below.py
 LongCat, fusion of domains; task arithmetic | training/test_merged_weights.py
-DORA, on one machine | actors/test_own.py
+DORA | sglang/test_served_adapters.py actors/test_own.py
 FlexMARL, exact accumulation | simulation/test_games_seeds.py
 AlphaStar, league | launch/test_past.py config/test_game.py
 Agnostics | tasks/test_program_languages.py

@@ -126,6 +126,7 @@ async def world(folder: Path) -> AsyncIterator[tuple[AdapterWorld, ServedAdapter
             vocab_size=97,
             stop_ids=frozenset({96}),
             idle=waits.idle_for,
+            keeps=served,
         )
         found = AdapterWorld(fake, engine, waits)
         nursery.start_soon(engine.run, found.emit)
@@ -194,6 +195,31 @@ async def test_adapters_of_an_actor_that_is_gone_are_unloaded(tmp_path: Path) ->
         await load(w, 0)
         assert [name.split("-")[0] for name in w.server.there] == ["theirs", "asyncrl"]
         assert "asyncrl-7-old" not in w.server.there and len([*(tmp_path / "f").iterdir()]) == 1
+
+
+async def test_a_pinned_version_is_kept_beside_later_ones_until_it_is_unpinned(
+    tmp_path: Path,
+) -> None:
+    """So no response has two versions where each ends under its own."""
+    async with world(tmp_path / "f") as (w, served):
+        for version in range(3):
+            w.engine.expect(version, REFERENCE)
+            await w.engine.load(version, sent(version), pin=version < 2)
+        assert served.loaded == [0, 1, 2]
+        asked = [ask(0, budget=20), ask(1, budget=20, version=1), ask(7, version=5)]
+        w.engine.submit(asked)
+        for request in asked:
+            await w.ended(request.rollout)
+        assert w.finishes()[7] == "interrupted", "nobody keeps version 5"
+        sampled = [{version for version, *_ in w.truth(request)} for request in asked]
+        assert sampled == [{2}, {1}, set()]
+        w.engine.submit([ask(2, budget=300, version=0)])
+        await trio.sleep(0.05)
+        w.engine.unpin(0)
+        await w.ended(2)
+        assert w.finishes()[2] == "interrupted"
+        await load(w, 3)
+        assert served.loaded == [1, 2, 3] and len(w.server.there) == 3
 
 
 async def test_policies_of_one_server_leave_each_others_adapters_alone(tmp_path: Path) -> None:

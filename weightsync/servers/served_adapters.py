@@ -5,7 +5,8 @@ request names an adapter before the server computed with it what the trainer doe
     the first    the server's base is compared with the run's, by checksums and a canary
     load         unused adapters unloaded → files as peft's → loaded under a name of its own
     canary       the server's log-probabilities with that adapter against the trainer's
-    use          by requests from then on; those that are underway keep theirs
+    use          by requests from then on; those that are underway keep theirs, and those of a
+                 pinned version get it (`staleness.finish_on = own`, evaluations)
 
 Nothing is paused, and a server without the newest adapter decodes on with those that it has. Its
 base never changes: its own name of the base's weights comes with each event, and is looked at.
@@ -78,6 +79,7 @@ class ServedAdapters:
         self._ours = f"asyncrl.{policy}." if policy else OURS  # no policy's name has a dot
         self._current: _Adapter | None = None
         self._old: list[_Adapter] = []
+        self._pinned = set[int]()
         self._base = ""  # the server's name of the base's weights, once they were compared
         self.url, self.ready, self.abort = client.url, client.ready, client.abort
         self.exact = 0
@@ -92,8 +94,32 @@ class ServedAdapters:
         self, rid: str, ids: NDArray[np.int32], **options: Any
     ) -> AsyncGenerator[StreamEvent, None]:
         """Stream one request of the newest version, as `Served` says."""
-        adapter = self._current
-        assert adapter is not None, "nothing is sampled before the first load"
+        assert self._current is not None, "nothing is sampled before the first load"
+        async with aclosing(self._stream(self._current, rid, ids, **options)) as events:
+            async for event in events:
+                yield event
+
+    async def generate_of(
+        self, version: int, rid: str, ids: NDArray[np.int32], **options: Any
+    ) -> AsyncGenerator[StreamEvent, None]:
+        """Stream one request of a version, as `KeepsVersions` says."""
+        kept = (each for each in (self._current, *reversed(self._old)) if each is not None)
+        adapter = next(each for each in kept if each.version == version)
+        async with aclosing(self._stream(adapter, rid, ids, **options)) as events:
+            async for event in events:
+                yield event
+
+    def pin(self, version: int) -> None:
+        """As `KeepsVersions.pin`."""
+        self._pinned.add(version)
+
+    def unpin(self, version: int) -> None:
+        """As `KeepsVersions.unpin`."""
+        self._pinned.discard(version)
+
+    async def _stream(
+        self, adapter: _Adapter, rid: str, ids: NDArray[np.int32], **options: Any
+    ) -> AsyncGenerator[StreamEvent, None]:
         adapter.streams += 1
         try:
             events = self._client.generate(rid, ids, adapter=adapter.name, **options)
@@ -163,9 +189,9 @@ class ServedAdapters:
         write_adapters(folder, self._model, {name: weights[name] for name in own})
 
     async def _unload_unused(self) -> None:
-        """Unload adapters that no request uses or will use, with their files: old versions, those
-        of loads that failed, and an earlier actor's."""
-        self._old = [each for each in self._old if each.streams]
+        """Unload adapters that no request uses or will use, with their files: old versions that
+        are not pinned, those of loads that failed, and an earlier actor's."""
+        self._old = [each for each in self._old if each.streams or each.version in self._pinned]
         used = {each.name for each in (*self._old, self._current) if each is not None}
         for name in await self._client.adapters():
             if name.startswith(self._ours) and name not in used:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.engines import capabilities
+from asyncrl.config.engines import keeps_versions
 from asyncrl.config.schema.section import BASIC, EVERY, Contradictions, Section
 
 if TYPE_CHECKING:
@@ -75,9 +75,11 @@ class StalenessConfig(Section, frozen=True):
                 ("staleness.proximal", "train.ema"),
                 "there is no average of the weights: set ema to its decay, such as 0.9",
             )
-        if self.finish_on == "own" and not capabilities(whole.engine.kind).keeps_versions:
+        keeps = keeps_versions(whole.engine.kind, adapters=whole.model.lora.alone)
+        if self.finish_on == "own" and not keeps:
             yield (
                 ("staleness.finish_on", "engine.kind"),
                 "this engine holds only one version, so a rollout cannot finish under an older "
-                "one: set finish_on to mixed, or kind to embedded",
+                "one: set finish_on to mixed, or kind to embedded, or train adapters that servers "
+                "hold beside one base (model.lora.served)",
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import httpx2
 import numpy as np
@@ -59,6 +59,24 @@ class Served(Protocol):
 
     async def abort(self, rid: str) -> None:
         """Abort this request; it has ended when its stream has."""
+        ...
+
+
+class KeepsVersions(Protocol):
+    """A `Served` that samples with several versions side by side."""
+
+    def generate_of(
+        self, version: int, rid: str, ids: NDArray[np.int32], **options: Any
+    ) -> AsyncGenerator[StreamEvent, None]:
+        """Stream one request of a version that was loaded last, or is pinned."""
+        ...
+
+    def pin(self, version: int) -> None:
+        """Keep the version that was loaded last until it is unpinned."""
+        ...
+
+    def unpin(self, version: int) -> None:
+        """Let the next load forget a version that was pinned, if no stream uses it."""
         ...
 
 

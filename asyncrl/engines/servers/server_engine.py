@@ -15,6 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -27,7 +28,7 @@ from asyncrl.engines.protocol import Emit, Idle, Request
 from asyncrl.engines.request_checks import refuse_misfit
 from asyncrl.engines.servers.chunk_outbox import ChunkOutbox
 from asyncrl.engines.servers.errors import RequestRefused, ServerError, ServerGone
-from asyncrl.engines.servers.served import Served
+from asyncrl.engines.servers.served import KeepsVersions, Served
 from asyncrl.engines.servers.server_routing import RoutingLayout, certain
 from asyncrl.engines.servers.server_types import FinishReason
 from asyncrl.engines.servers.spans import SpanError, SpanStream, TokenRun
@@ -91,10 +92,11 @@ class ServerEngine:
     """A `CanaryEngine` (see `protocol`) that is a server behind `client`, which must be
     ready to hold `options.slots` requests.
 
-    It samples nothing before the first `load`. It holds one version: `pin` is not honoured, and a
-    request for another version than the one served ends as `interrupted`, at the latest just before
-    that is replaced. Nor can the draws be keyed by a request's `key`: the server draws, so samples
-    at a temperature differ from run to run. `behaviour` is as the server reports it: of the
+    It samples nothing before the first `load`. A server of whole weights holds one version: `pin`
+    is not honoured, and a request for another version than the one served ends as `interrupted`, at
+    the latest just before that is replaced. One that `keeps` versions, as adapters, serves each
+    until it is unpinned. The draws cannot be keyed by a request's `key`: the server draws, so
+    samples at a temperature differ from run to run. `behaviour` is as the server reports it: of the
     temperature-scaled distribution, and where greedy of the unscaled one.
 
     With a layout of `routing` each request asks for the experts of its tokens, which come with its
@@ -122,8 +124,10 @@ class ServerEngine:
         stop_ids: frozenset[int],
         idle: Idle = nullcontext,
         routing: RoutingLayout | None = None,
+        keeps: KeepsVersions | None = None,
     ) -> None:
         self._client, self._load, self._options = client, load, options
+        self._keeps, self._kept = keeps, set[int]()
         self._vocab_size, self._routing = vocab_size, routing
         self._stop_ids, self._idle = sorted(stop_ids), idle
         self._version: int | None = None
@@ -165,7 +169,7 @@ class ServerEngine:
     async def load(
         self, version: int, weights: Mapping[str, torch.Tensor] | None, *, pin: bool = False
     ) -> float:
-        """Load as the protocol says; `pin` is not honoured.
+        """Load as the protocol says.
 
         Raises ValueError for None, and any error of the load. After an error, nothing that was
         decoded since the load began ever leaves, and the server must be replaced."""
@@ -175,12 +179,14 @@ class ServerEngine:
                 "and needs them"
             )
         async with self._loads:
-            while old := [
-                live for live in self._live if live.request.version not in (None, version)
-            ]:
-                self._stop(lambda request: request.version not in (None, version))
+            stays = (None, version, *self._kept)
+            while old := [live for live in self._live if live.request.version not in stays]:
+                self._stop(lambda request: request.version not in stays)
                 await old[0].ended.wait()
             pause = await self._load(version, weights, self._expected(version), self._shut)
+            if pin and self._keeps is not None:
+                self._keeps.pin(version)
+                self._kept.add(version)
             self._serve(version)
         return pause
 
@@ -202,6 +208,9 @@ class ServerEngine:
 
     def unpin(self, version: int) -> None:
         self._stop(lambda request: request.version == version)
+        if version in self._kept and self._keeps is not None:
+            self._kept.remove(version)
+            self._keeps.unpin(version)
 
     async def run(self, emit: Emit) -> None:
         async with trio.open_nursery() as nursery:
@@ -221,8 +230,8 @@ class ServerEngine:
         self._stopping = []
         while self._waiting and len(self._live) < self._options.slots:
             request = self._waiting.popleft()
-            if request.version is not None and (
-                request.version != self._version or self._loads.locked()
+            if not self._serves(request.version) or (
+                request.version not in (None, *self._kept) and self._loads.locked()
             ):
                 # also where its version is about to be replaced
                 self._finish(request, 0, "interrupted")
@@ -230,6 +239,10 @@ class ServerEngine:
             live = _LiveRequest(request)
             self._live.append(live)
             nursery.start_soon(self._decode, live)
+
+    def _serves(self, version: int | None) -> bool:
+        """True if requests of this version are sampled; None: of any."""
+        return version in (None, self._version, *self._kept)
 
     async def _deliver(self, emit: Emit) -> None:
         while True:
@@ -267,11 +280,7 @@ class ServerEngine:
         fruitless = 0
         while not finish:
             await self._gate.wait()
-            if (
-                live.stopped
-                or fruitless == SUSPECT
-                or live.request.version not in (None, self._version)
-            ):
+            if live.stopped or fruitless == SUSPECT or not self._serves(live.request.version):
                 finish = "interrupted"
             elif live.done == live.request.max_new_tokens:
                 finish = "length"
@@ -289,7 +298,11 @@ class ServerEngine:
         server ended it unasked."""
         assert self._version is not None, "nothing is sampled before the first load"
         request, first = live.request, live.done
-        stream, ending, cut = SpanStream(self._version), None, False
+        version = self._version if request.version is None else request.version
+        stream, ending, cut = SpanStream(version), None, False
+        generate = self._client.generate
+        if self._keeps is not None:
+            generate = partial(self._keeps.generate_of, version)
         live.rid, live.streamed, live.stream, live.over = (
             uuid4().hex,
             False,
@@ -297,14 +310,14 @@ class ServerEngine:
             trio.Event(),
         )
         self._last_event_at = trio.current_time()
-        events = self._client.generate(
+        events = generate(
             live.rid,
             np.concatenate([request.ids, *live.known]),
             max_new_tokens=request.max_new_tokens - first,
             temperature=request.temperature,
             stream_interval=self._options.chunk_tokens,
             stop_ids=self._stop_ids,
-            extra_key=f"{self._nonce}/{self._version}",
+            extra_key=f"{self._nonce}/{version}",
             routing=self._routing,
         )
         try:

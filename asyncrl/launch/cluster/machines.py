@@ -265,14 +265,15 @@ class Machines:
         return actor
 
     async def dismiss(self) -> None:
-        """End the run: tell agents, and wait until they have ended, at most GOODBYE_S."""
+        """End the run: tell agents, also those that are not equipped yet, and wait until they have
+        ended, at most GOODBYE_S."""
         self.over = True
-        for machine in self._members.values():
+        machines = [*self._linked.values()]
+        for machine in machines:
             machine.tell(RunOver())
         with trio.move_on_after(GOODBYE_S):
-            while self._members:
-                self._changed = trio.Event()
-                await self._changed.wait()
+            for machine in machines:
+                await machine.gone.wait()
 
     # ---------------------------------------------------------------------------------- a machine
 

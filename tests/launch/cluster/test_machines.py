@@ -313,6 +313,19 @@ async def test_too_few_machines_for_the_trainer_are_said_with_what_to_run(
     assert "asyncrl agent --join join.token --for trainer`" in refused.value.traceback
 
 
+async def test_a_machine_that_is_not_equipped_yet_hears_that_the_run_is_over(head: Head) -> None:
+    """Else its agent would try for two minutes to join a run that was refused."""
+    async with await head.connected() as link:
+        await link.send(m.Join("late", new_id(), 2, own_versions()))
+        assert isinstance(await said(link), m.MachineAdmitted)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(head.machines.dismiss)
+            with trio.fail_after(PATIENCE_S):
+                while not isinstance(await said(link), m.RunOver):
+                    pass
+            await link.aclose()
+
+
 async def test_an_actor_starts_only_on_a_machine_with_the_tag_that_it_needs(
     nursery: trio.Nursery, tmp_path: Path
 ) -> None:
