@@ -56,6 +56,8 @@ def differences(ours: Shapes, theirs: Shapes) -> Iterator[str]:
         both = [call for call in calls if call in theirs]
         same = sum(_steps(ours[call]) == _steps(theirs[call]) for call in both)
         yield f"{kind}: {len(both)} of {len(calls)} answered by both, {same} in the same order"
+        for call in sorted({*calls} - {*both}):
+            yield f"  ours alone answered {call}"
         for call in both:
             if (mine := _steps(ours[call])) != (other := _steps(theirs[call])):
                 yield f"  order, ours {' '.join(mine)}; the reference {' '.join(other)}"

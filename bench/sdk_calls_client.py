@@ -21,9 +21,9 @@ MODEL = "any-model"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 FUNCTION = {"name": "add", "description": "a + 1", "parameters": SCHEMA}
 USER = {"role": "user", "content": "Hi"}
-OWN = {"reasoning_content", "store"}
-"""Fields that OpenAI's types do not have: thoughts, as other servers have them, and what OpenAI's
-own API repeats of a request."""
+OWN = {"reasoning_content", "store", "name"}
+"""Fields that OpenAI's types do not have: thoughts, as other servers have them, what OpenAI's own
+API repeats of a request, and the name of a called function, which one release requires."""
 
 CHAT_CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 CHAT_TOOLS = [{"type": "function", "function": FUNCTION}]

@@ -9,6 +9,7 @@ from asyncrl.actors.coordinator.stepping import Stepping
 from asyncrl.algorithms.selection.acceptance import below_floor
 from asyncrl.config.losses import credit_of, drops_equal
 from asyncrl.explain.conditions.disks import RESUMES
+from asyncrl.explain.conditions.signal import FOR_AGENTS
 from asyncrl.explain.conditions.waste import EASIER
 
 
@@ -57,12 +58,18 @@ def _nothing_to_learn(parts: Components, stepping: Stepping) -> str:
         filtered = f"the last {stepping.filtered} groups were all filtered"
         if (common := answers.common()) is not None:
             return _all_failed(common, filtered, _OF_VERIFIERS)
-        return f"{filtered}, so nothing can be learned{_complaint(answers)}: {EASIER}"
+        return f"{filtered}, so nothing can be learned{_complaint(answers)}: {_easier(parts)}"
     if drops_equal(config):
         recent, signal = parts.store.experience.history.recent, credit_of(config.train).signal
         if poor := below_floor(recent, config.rollout.accept_floor, patience, signal=signal):
-            return f"{poor}{_complaint(answers)}: {EASIER}"
+            return f"{poor}{_complaint(answers)}: {_easier(parts)}"
     return ""
+
+
+def _easier(parts: Components) -> str:
+    """What to do if too few groups have a signal."""
+    recent = parts.store.outcomes.recent
+    return FOR_AGENTS if recent.attempts and recent.zeros == recent.rewards else EASIER
 
 
 _OF_VERIFIERS = (

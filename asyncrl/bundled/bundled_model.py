@@ -58,15 +58,31 @@ def frame(prompts: Sequence[str]) -> list[str]:
     >>> frame(["Spell cat: ", "Spell dog: "])
     ['Spell ', ': ']
     """
-    start = _start(prompts)
-    end = _start([prompt[len(start) :][::-1] for prompt in prompts])[::-1]
+    start = common_start(prompts)
+    end = common_start([prompt[len(start) :][::-1] for prompt in prompts])[::-1]
     return [text for text in (start, end) if len(text) > 1]
+
+
+def common_start(texts: Sequence[str]) -> str:
+    """The longest common start of these texts."""
+    first, last = min(texts), max(texts)  # in the order of characters, so all others lie between
+    return first[
+        : next(
+            (at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b),
+            len(first),
+        )
+    ]
 
 
 def task_frame(task: Task) -> list[str]:
     """The frame of a task's prompts, computed from the first ones."""
+    return frame(first_prompts(task))
+
+
+def first_prompts(task: Task) -> list[str]:
+    """The first prompts of a task, as texts."""
     first = islice(in_turn(task), min(FRAMED, task.size("train")))
-    return frame([text_of(task.prompt("train", item)) for item in first])
+    return [text_of(task.prompt("train", item)) for item in first]
 
 
 def tokenizer(frame: Sequence[str] = ()) -> Tokenizer:
@@ -82,7 +98,9 @@ def tokenizer(frame: Sequence[str] = ()) -> Tokenizer:
     return fast
 
 
-def write_tokenizer(directory: Path, frame: Sequence[str] = ()) -> None:
+def write_tokenizer(
+    directory: Path, frame: Sequence[str] = (), template: str = CHAT_TEMPLATE
+) -> None:
     """Write `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`, as `transformers`
     reads them."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -94,7 +112,7 @@ def write_tokenizer(directory: Path, frame: Sequence[str] = ()) -> None:
         "clean_up_tokenization_spaces": False,
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(form, indent=2) + "\n")
-    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (directory / "chat_template.jinja").write_text(template)
 
 
 def write_accuracy(directory: Path, accuracy: float, steps: int) -> None:
@@ -141,17 +159,6 @@ def new_model(seed: int) -> Qwen3ForCausalLM:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Qwen3ForCausalLM(model_config())
-
-
-def _start(texts: Sequence[str]) -> str:
-    """The longest common start of these texts."""
-    first, last = min(texts), max(texts)  # in the order of characters, so all others lie between
-    return first[
-        : next(
-            (at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b),
-            len(first),
-        )
-    ]
 
 
 def _characters() -> list[str]:

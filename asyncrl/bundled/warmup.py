@@ -9,7 +9,8 @@ The model learns the training prompts' own answers: the loss is on the answer an
 stops as soon as there is something to reinforce: enough of its greedy answers are right
 (`model.warmup_accuracy`), and of sampled ones, which is what reinforcement learning sees, a tenth
 as many. At the latest it stops after `model.warmup_steps`: to learn the task well is the
-purpose of reinforcement learning.
+purpose of reinforcement learning. For an agent it also learns to answer
+once more (`further_turns.py`), and reads the question alone (`question_template.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,16 @@ from torch.nn.functional import cross_entropy
 
 from asyncrl.bundled import bundled_model
 from asyncrl.bundled.frame import frame_of
+from asyncrl.bundled.further_turns import FurtherTurns
 from asyncrl.bundled.outlook import Lesson
+from asyncrl.bundled.question_template import question_template
 from asyncrl.config import read
 from asyncrl.config.mix import each, is_counted, named
 from asyncrl.config.schema import Config, TaskConfig
 from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.gym_indices import indices_of
 from asyncrl.tasks.mixed import in_turn
-from asyncrl.tasks.prompt import Prompt
+from asyncrl.tasks.prompt import Prompt, text_of
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.user_cache import cache
 
@@ -59,6 +62,10 @@ SAMPLED = 0.1
 """Right sampled answers for each right greedy one that are enough. Sorting five letters is
 right greedily one time in four after 25 steps, and sampled not once in 4,000 times."""
 IGNORED = -100
+SAMPLED_BY_AGENTS = 0.5
+"""The same for an agent, whose attempts are slow."""
+PIECES = 4
+"""Parts of a step for an agent, each of prompts of about the same length."""
 
 log = logging.getLogger(__name__)
 
@@ -107,17 +114,18 @@ def recipe(config: Config) -> str:
         steps,
         config.model.warmup_accuracy if steps else 0.0,
         config.run.seed,
+        *(["of an agent"] if config.agent.run else []),
     ]
     return hashlib.blake2b(msgspec.json.encode(parts), digest_size=8).hexdigest()
 
 
-def _examples(task: TaskConfig, count: int, seed: int) -> list[Any]:
-    """Name the first `count` examples of a task: a file's or a class's by themselves; a data set's
+def _examples(task: TaskConfig, most: int, seed: int) -> list[Any]:
+    """Name the first `most` examples of a task: a file's or a class's by themselves; a data set's
     by what they follow from, because it takes seconds to make them."""
     if is_counted(task):
         rows = open_task(task, seed)
-        return [_example(rows, index) for index in range(min(count, rows.size("train")))]
-    size, some_held_out = min(count, task.train_size), task.eval_size > 0
+        return [_example(rows, index) for index in range(min(most, rows.size("train")))]
+    size, some_held_out = min(most, task.train_size), task.eval_size > 0
     return [task.name, task.params, task.template, size, indices_of(task), some_held_out]
 
 
@@ -130,32 +138,55 @@ def _example(task: Task, index: int) -> list[Any]:
 
 
 def teach(
-    model: Any, tokenizer: Tokenizer, task: Task, *, steps: int, enough: float
+    model: Any,
+    tokenizer: Tokenizer,
+    task: Task,
+    *,
+    steps: int,
+    enough: float,
+    turns: FurtherTurns | None = None,
 ) -> Iterator[Lesson]:
     """Train until the share `enough` of greedy answers is right and `SAMPLED` times that of sampled
-    ones, at most `steps` steps of `BATCH` answers. Yields each step. Its accuracy is that of greedy
-    decoding on the batch before it is trained, its chance the probability of a right sample there;
-    both are smoothed over two steps. Raises TaskError if the task has no answers."""
+    ones, at most `steps` steps of `BATCH` answers. With `turns` prompts are as it gives them, and
+    `SAMPLED_BY_AGENTS` counts. Yields each step. Its accuracy is that of greedy decoding on the
+    batch before it is trained, its chance the probability of a right sample there; both are
+    smoothed over two steps. Raises TaskError if the task has no answers."""
     began = time.monotonic()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
     accuracy = chance = 0.0
-    for step, (ids, labels) in zip(range(steps), _batches(tokenizer, task), strict=False):
+    sampled = SAMPLED if turns is None else SAMPLED_BY_AGENTS
+    for step, batch in zip(range(steps), _batches(tokenizer, task, turns), strict=False):
         for group in optimizer.param_groups:
             group["lr"] = RATE * min(1.0, (step + 1) / RAMP)
-        loss, right, nats = answer_losses(model, ids, labels)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss, right, nats = _learned(model, batch)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         accuracy = SMOOTHING * accuracy + (1 - SMOOTHING) * right.float().mean().item()
         chance = SMOOTHING * chance + (1 - SMOOTHING) * torch.exp(-nats).mean().item()
-        if (done := accuracy >= enough and chance >= SAMPLED * enough) or step % 50 == 49:
-            log.info("warm-up step %d: loss %.3f, accuracy %.3f", step + 1, loss.item(), accuracy)
+        done = accuracy >= enough and chance >= sampled * enough
+        if done or step % 50 == 49:
+            log.info("warm-up step %d: loss %.3f, accuracy %.3f", step + 1, loss, accuracy)
         yield Lesson(
-            step + 1, time.monotonic() - began, nats.mean().item(), accuracy, chance / SAMPLED
+            step + 1, time.monotonic() - began, nats.mean().item(), accuracy, chance / sampled
         )
         if done:
             break
+
+
+def _learned(model: Any, batch: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, Tensor, Tensor]:
+    """Add the gradient of a batch's mean loss, piece by piece; the loss, which answers are right,
+    and their nats."""
+    tokens = sum(int((labels != IGNORED).sum()) for _, labels in batch)
+    losses, rights, every = 0.0, list[Tensor](), list[Tensor]()
+    for ids, labels in batch:
+        loss, right, nats = answer_losses(model, ids, labels)
+        share = int((labels != IGNORED).sum()) / tokens
+        (loss * share).backward()  # type: ignore[no-untyped-call]
+        losses += loss.item() * share
+        rights.append(right)
+        every.append(nats)
+    return losses, torch.cat(rights), torch.cat(every)
 
 
 def answer_losses(model: Any, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -172,9 +203,11 @@ def answer_losses(model: Any, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tens
     return losses.mean(), wrong == 0, nats
 
 
-def _batches(tokenizer: Tokenizer, task: Task) -> Iterator[tuple[Tensor, Tensor]]:
-    """`[BATCH, length]` ids, padded at the right, and labels: the answers' ids, `IGNORED`
-    elsewhere. Repeats the training split."""
+def _batches(
+    tokenizer: Tokenizer, task: Task, turns: FurtherTurns | None = None
+) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Batches of `BATCH` prompts and answers, in one piece, or with `turns`, whose prompts are of
+    any length, in `PIECES`, from the shortest to the longest. Repeats the training split."""
     items = in_turn(task)
     while True:
         rows: list[tuple[list[int], list[int]]] = []
@@ -186,20 +219,33 @@ def _batches(tokenizer: Tokenizer, task: Task) -> Iterator[tuple[Tensor, Tensor]
                     "the task has no answers to warm the bundled model up with; set "
                     "model.path, or model.warmup_steps = 0"
                 )
+            if turns is not None and (text := text_of(prompt)):
+                prompt = turns.before(text, answer)
             rows.append(
                 (
                     tokenizer.encode(prompt),
                     [*tokenizer.encode(answer), bundled_model.END_ID],
                 )
             )
-        length = max(len(prompt) + len(answer) for prompt, answer in rows)
-        ids = torch.full((BATCH, length), bundled_model.PADDING_ID)
-        labels = torch.full((BATCH, length), IGNORED)
-        for row, (question, reply) in enumerate(rows):
-            end = len(question) + len(reply)
-            ids[row, :end] = torch.tensor(question + reply)
-            labels[row, len(question) : end] = torch.tensor(reply)
-        yield ids, labels
+        if turns is None:
+            yield [_padded(rows)]
+        else:
+            rows.sort(key=lambda row: len(row[0]) + len(row[1]))
+            size = max(1, BATCH // PIECES)
+            yield [_padded(rows[at : at + size]) for at in range(0, BATCH, size)]
+
+
+def _padded(rows: Sequence[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
+    """`[rows, length]` ids, padded at the right, and labels: the answers' ids, `IGNORED`
+    elsewhere."""
+    length = max(len(prompt) + len(answer) for prompt, answer in rows)
+    ids = torch.full((len(rows), length), bundled_model.PADDING_ID)
+    labels = torch.full((len(rows), length), IGNORED)
+    for row, (question, reply) in enumerate(rows):
+        end = len(question) + len(reply)
+        ids[row, :end] = torch.tensor(question + reply)
+        labels[row, len(question) : end] = torch.tensor(reply)
+    return ids, labels
 
 
 def _readable(task: Task, items: Iterator[int]) -> tuple[int, Prompt]:
@@ -216,13 +262,20 @@ def _readable(task: Task, items: Iterator[int]) -> tuple[int, Prompt]:
 
 def _make(config: Config, directory: Path, on_lesson: Callable[[Lesson], None]) -> None:
     """Make and warm up the bundled model in `directory`."""
-    bundled_model.write_tokenizer(directory, frame_of(config))
-    model = bundled_model.new_model(config.run.seed)
+    played, frame = bool(config.agent.run), frame_of(config)
     steps, enough = config.model.warmup_steps, config.model.warmup_accuracy
-    accuracy = 0.0
-    task = open_task(config.task, config.run.seed) if steps else None
+    task = open_task(config.task, config.run.seed) if steps or played else None
+    if played and task:
+        template = question_template(bundled_model.first_prompts(task))
+        bundled_model.write_tokenizer(directory, frame, template)
+    else:
+        bundled_model.write_tokenizer(directory, frame)
+    model = bundled_model.new_model(config.run.seed)
+    turns, accuracy = FurtherTurns(config.run.seed) if played else None, 0.0
     for lesson in (
-        teach(model, Tokenizer(directory), task, steps=steps, enough=enough) if task else ()
+        teach(model, Tokenizer(directory), task, steps=steps, enough=enough, turns=turns)
+        if steps and task
+        else ()
     ):
         accuracy = lesson.accuracy
         on_lesson(lesson)

@@ -62,7 +62,7 @@ def test_the_loss_is_of_the_answers_tokens_alone(tmp_path: Path) -> None:
             logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
         total -= torch.log_softmax(logits, -1)[range(len(answer)), answer].sum().item()
         count += len(answer)
-    loss, _, nats = warmup.answer_losses(model, *next(warmup._batches(tokenizer, task)))
+    loss, _, nats = warmup.answer_losses(model, *next(warmup._batches(tokenizer, task))[0])
     assert nats.sum().item() == pytest.approx(total, rel=1e-5)
     assert loss.item() == pytest.approx(total / count, rel=1e-5)
 
@@ -83,7 +83,7 @@ def test_it_learns_stops_where_told_and_says_what_greedy_decoding_does(
     assert enough == [False] * (len(lessons) - 1) + [True]
     assert [lesson.step for lesson in lessons] == list(range(1, len(lessons) + 1))
     assert lessons[-1].nats < lessons[0].nats and lessons[0].seconds < lessons[-1].seconds
-    _, right, _ = warmup.answer_losses(model, *next(warmup._batches(tokenizer, task)))
+    _, right, _ = warmup.answer_losses(model, *next(warmup._batches(tokenizer, task))[0])
     for item in range(6):
         prompt = tokenizer.encode(task.prompt("train", item))
         end = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": bundled_model.END_ID}
@@ -111,7 +111,7 @@ def test_it_goes_on_until_samples_are_right_and_not_greedy_answers_alone(tmp_pat
     lessons = [*warmup.teach(model, tokenizer, task, steps=200, enough=0.2)]
     greedy = next(lesson for lesson in lessons if lesson.accuracy >= 0.2)
     assert greedy.sampled < 0.02 and greedy.step < lessons[-1].step < 100
-    _, _, nats = warmup.answer_losses(model, *next(warmup._batches(tokenizer, task)))
+    _, _, nats = warmup.answer_losses(model, *next(warmup._batches(tokenizer, task))[0])
     assert torch.exp(-nats).mean() >= 0.5 * 0.1 * 0.2
 
 
@@ -189,7 +189,7 @@ def lessons(settings: Config, folder: Path) -> list[object]:
     batches = islice(warmup._batches(Tokenizer(folder), task), settings.model.warmup_steps)
     return [
         (folder / "tokenizer.json").read_text(),
-        *([ids.tolist(), labels.tolist()] for ids, labels in batches),
+        *([ids.tolist(), labels.tolist()] for batch in batches for ids, labels in batch),
     ]
 
 
@@ -278,7 +278,7 @@ def test_the_main_job_finds_its_model_in_the_package(
     )
     assert not list(home.iterdir())
     task, tokenizer = open_task(main.task, main.run.seed), Tokenizer(path)
-    ids, labels = next(warmup._batches(tokenizer, task))
+    ids, labels = next(warmup._batches(tokenizer, task))[0]
     with torch.no_grad():
         _, right, _ = warmup.answer_losses(load_model(path), ids, labels)
     assert 0.1 <= right.float().mean() <= 0.5

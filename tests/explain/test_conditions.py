@@ -208,6 +208,13 @@ def test_more_engines_are_not_advised_where_what_they_make_is_filtered() -> None
     assert "choose harder" in easy and "choose easier" in hard
 
 
+def test_an_agent_without_any_reward_is_told_how_to_ask() -> None:
+    recent = RecentOutcomes(rewards=64, zeros=64, attempts=64)
+    [found] = findings(RunFacts(recent=recent))
+    assert found.name == "all_zero"
+    assert "what the agent asks" in found.sentence and "model.path" in found.sentence
+
+
 def test_few_outcomes_say_nothing_and_kinds_are_counted_by_name() -> None:
     few = {"rewards": 63, "zeros": 63, "groups": 15, "too_hard": 15}
     few |= {"calls": 31, "attempts": 15}

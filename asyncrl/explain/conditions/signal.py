@@ -14,6 +14,11 @@ FEW_REWARDS = 64
 """Rewards of which none is above 0 by chance."""
 FILTERED = 0.5
 """Share of the last groups that may be filtered."""
+FOR_AGENTS = (
+    "ask with the task's own prompt (ASYNCRL_PROMPT, episode.messages), or set model.path: the "
+    "bundled model has learned that prompt alone, and answers it without another word"
+)
+"""What to do if an agent gets no reward at all."""
 
 
 def known(facts: RunFacts) -> bool:
@@ -24,12 +29,16 @@ def known(facts: RunFacts) -> bool:
 def _no_signal(facts: RunFacts, limit: float) -> Iterator[Finding]:
     recent = facts.recent
     if recent.rewards >= FEW_REWARDS and recent.zeros == recent.rewards:
+        begins = f"None of the last {recent.rewards} rewards is above 0, so nothing can be learned"
         yield Finding(
             "all_zero",
-            f"None of the last {recent.rewards} rewards is above 0, so nothing can be learned: "
-            "read what the model says (asyncrl rollouts). If some answers are right, correct "
-            "task.verifier; else choose easier prompts (task.params, task.curriculum), or give "
-            f"credit for parts (task.reward); {NO_MORE}.",
+            f"{begins}: read what the agent asks and the model says (asyncrl rollouts). If some "
+            f"answers are right, correct the agent's reward or task.verifier; else {FOR_AGENTS}; "
+            f"{NO_MORE}."
+            if recent.attempts
+            else f"{begins}: read what the model says (asyncrl rollouts). If some answers are "
+            "right, correct task.verifier; else choose easier prompts (task.params, "
+            f"task.curriculum), or give credit for parts (task.reward); {NO_MORE}.",
         )
         return
     share = recent.filtered
@@ -71,6 +80,7 @@ NO_SIGNAL = Condition(
         "task.curriculum",
         "task.reward",
         "rollout.group_size",
+        "model.path",
     ),
     find=_no_signal,
 )

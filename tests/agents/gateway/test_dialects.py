@@ -199,7 +199,9 @@ async def test_responses_are_in_openais_form(tokenizer: Tokenizer, virtual: Mock
     parts = streamed(stream.text)
     for at, (name, data) in enumerate(parts):
         assert name == data["type"] and data["sequence_number"] == at
-        assert set(unknown(adapter.validate_python(data))) <= {"store"}
+        assert set(unknown(adapter.validate_python(data))) <= {"store", "name"}
+    [done] = [d for name, d in parts if name == "response.function_call_arguments.done"]
+    assert done["name"] == "add"  # openai 2 requires it
     last = strictly(Response, parts[-1][1]["response"])
     assert parts[-1][0] == "response.completed" and last.output_text == "I add."
     joined = [d["delta"] for name, d in parts if name == "response.output_text.delta"]

@@ -354,7 +354,10 @@ class ResponsesForm(Envelope):
             item["status"] = "completed"
         if item["type"] in _INPUTS:
             name, field = _INPUTS[item["type"]]
-            said = self._event(f"response.{name}.done", **place, **{field: item[field]})
+            given = {field: item[field]}
+            if item["type"] == "function_call":  # some releases of the client require it
+                given["name"] = item["name"]
+            said = self._event(f"response.{name}.done", **place, **given)
         else:
             part = item["content"][0]
             reasons = item["type"] == "reasoning"
