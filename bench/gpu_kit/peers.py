@@ -11,7 +11,7 @@ from typing import Any
 
 from .warm import CONTEXT
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 """Seconds that a peer may take to say something. The check's own limit is nearer."""
 
 

@@ -25,7 +25,7 @@ from .check import Number, Place
 from .peers import peer
 from .shapes import QWEN3, TINY, build
 
-HOST, DEADLINE_S = "127.0.0.1", 40.0
+HOST, DEADLINE_S = "127.0.0.1", 120.0
 LIMIT = timedelta(seconds=DEADLINE_S)
 BUCKET = 32 * 2**20
 OF_8B = 16.4e9
