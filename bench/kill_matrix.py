@@ -56,7 +56,7 @@ ROLES = ("rollout", "reward", "trainer", "coordinator", "everything")
 HANG_S = 120.0
 SERVED_S = 600.0
 """Likewise, where a server must start."""
-LOOK_S = 0.005
+LOOK_S = 0.02
 GAP = 20, 260
 """Events between a run's going on and the next kill: about one to five steps."""
 LAST_STEPS = 3
@@ -66,7 +66,7 @@ SETTINGS = {
     "task.eval_size": 4,
     "train.steps": 1_000_000,
     "train.batch_groups": 2,
-    "train.checkpoint_every": 4,
+    "train.checkpoint_every": 8,
     "rollout.group_size": 4,
     "rollout.max_new_tokens": 24,
     "rollout.filter": '"none"',
