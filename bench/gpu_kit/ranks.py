@@ -27,7 +27,7 @@ from .check import Number, Place
 from .peers import peer
 from .shapes import MIDDLE, TINY, build, settings, work
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 LATE_S = 4.0
 ROUNDING = 1e-4
 

@@ -29,7 +29,7 @@ from .peers import peer
 from .shapes import MIDDLE, TINY, again, build, settings, work
 
 HOST = "127.0.0.1"
-DEADLINE_S = 50.0
+DEADLINE_S = 120.0
 BUCKET = 32 * 2**20
 STEPS, PUBLICATIONS = 5, 3
 

@@ -111,9 +111,13 @@ async def end_of(guard: int) -> None:
         os.close(ended)
 
 
-def command_of(guard: int) -> int:
-    """The process that it guards."""
-    return int(Path(f"/proc/{guard}/task/{guard}/children").read_text().split()[0])
+async def command_of(guard: int) -> int:
+    """The process that it guards, once that is there."""
+    children = trio.Path(f"/proc/{guard}/task/{guard}/children")
+    with trio.fail_after(ENDS_S):
+        while not (found := (await children.read_text()).split()):  # noqa: ASYNC110
+            await trio.sleep(0.02)
+    return int(found[0])
 
 
 def lives(pid: int) -> bool:
@@ -158,7 +162,7 @@ async def test_its_end_is_noticed_by_who_took_it_over_with_its_status(run: Path)
     guard = left_by_a_killed_actor(run)
     with pytest.raises(ServerGone, match="was ended by SIGSEGV"):
         async with server_process(start(run), keeping(run)) as server:
-            os.kill(command_of(guard), signal.SIGSEGV)
+            os.kill(await command_of(guard), signal.SIGSEGV)
             await server.watch()
     assert not kept(run) or not kept(run)[0].exists()
 
@@ -170,7 +174,7 @@ async def test_a_server_that_dies_while_nobody_owns_it_is_not_taken_over(
     run: Path, number: signal.Signals
 ) -> None:
     guard = left_by_a_killed_actor(run)
-    os.kill(command_of(guard), number)
+    os.kill(await command_of(guard), number)
     await end_of(guard)
     async with server_process(start(run), keeping(run)) as server:
         assert server.process.pid != guard

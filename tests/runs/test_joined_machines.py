@@ -8,7 +8,18 @@ import time
 from pathlib import Path
 
 import pytest
-from train_support import command, end, joins, kill, processes, started, steps_done, train, wait_for
+from train_support import (
+    actors,
+    command,
+    end,
+    joins,
+    kill,
+    processes,
+    started,
+    steps_done,
+    train,
+    wait_for,
+)
 
 from asyncrl.explain import summary
 from asyncrl.journal import fold
@@ -36,7 +47,7 @@ def goes_on_with_another(
     and ends well; it said that the first was `gone`."""
     before = steps_done(run)
     with started(argv) as other:
-        wait_for("actors on the other", lambda: len(processes(folder)) == 2)
+        actors(folder, "rollout-0", "rollout-1")
         wait_for("more steps", lambda: steps_done(run) >= before + 2)
         launcher.send_signal(signal.SIGTERM)
         code, shown, said = end(launcher)
@@ -60,8 +71,8 @@ def test_a_machine_that_is_killed_costs_its_leases_and_its_actors_start_on_anoth
         assert token.stat().st_mode & 0o777 == 0o600
         with started(joins(token, "one", one)) as first:
             wait_for("steps", lambda: steps_done(run) >= 2)
-            assert set(processes(run)) == {"coordinator-0", "trainer-0", "reward-0"}
-            assert set(processes(one)) == {"rollout-0", "rollout-1"}
+            actors(run, "coordinator-0", "trainer-0", "reward-0")
+            actors(one, "rollout-0", "rollout-1")
             kill(first.pid)
             wait_for("the end of what it started", lambda: not processes(one))
         goes_on_with_another(run, launcher, joins(token, "two", two), two)
@@ -79,6 +90,7 @@ def test_a_machine_that_is_told_to_leave_gives_back_what_its_actors_hold(
         wait_for("join token", token.exists)
         with started(joins(token, "one", one)) as first:
             wait_for("steps", lambda: steps_done(run) >= 2)
+            actors(one, "rollout-0", "rollout-1")
             began = time.monotonic()
             first.send_signal(signal.SIGTERM)
             code, shown, said = end(first)
@@ -103,7 +115,7 @@ def test_a_launcher_that_is_started_again_has_its_machine_back(model: Path, tmp_
             before = steps_done(run)
             with started([*argv, "--resume", str(run)]) as again:
                 wait_for("more steps", lambda: steps_done(run) >= before + 2)
-                assert set(processes(one)) == {"rollout-0", "rollout-1"}
+                actors(one, "rollout-0", "rollout-1")
                 again.send_signal(signal.SIGTERM)
                 code, shown, said = end(again)
             ended, words, _ = end(agent)

@@ -25,7 +25,7 @@ def test_it_has_the_trainers_core_and_a_low_priority_also_when_started_again(
 ) -> None:
     run = tmp_path / "run"
     lent = {"rollout__actors": 2, "rollout__lent_actors": 1, "machine__cores": 2}
-    with started(command(model, run, train__steps=30, **lent)) as launcher:
+    with started(command(model, run, train__steps=10_000, **lent)) as launcher:
         wait_for("a step", lambda: steps_done(run) >= 1)
         found = processes(run)
         cores = {name: os.sched_getaffinity(pid) for name, pid in found.items()}
@@ -40,10 +40,13 @@ def test_it_has_the_trainers_core_and_a_low_priority_also_when_started_again(
             "its priority",
             lambda: os.getpriority(os.PRIO_PROCESS, again()) == others + NICE,
         )
+        before = steps_done(run)
+        wait_for("more steps", lambda: steps_done(run) >= before + 2)
+        launcher.send_signal(signal.SIGTERM)
         code, out, err = end(launcher)
     assert code == 0, out + err
     told = summary.read(run / SUMMARY)
-    assert told.balances() and told.steps == 30
+    assert told.balances() and told.restarts == {"rollout": 1}
 
 
 @pytest.mark.soak  # CI has a run of two vLLM servers of which one is lent

@@ -89,9 +89,10 @@ def test_it_learns_goes_on_after_a_kill_and_refuses_another_base(tmp_path: Path)
     model, run = model_of(tmp_path / "m"), tmp_path / "run"
     before = (model / WEIGHTS).read_bytes()
     with started(argv(model, run), PYTHONPATH=str(tmp_path)) as process:
-        wait_for("six steps", lambda: steps_done(run) >= 6 and complete(run))
+        wait_for("six steps", lambda: steps_done(run) >= 6 and complete(run), every_s=0.01)
         everything(process, run)
     killed = complete(run)[-1].version
+    assert killed < STEPS, "it was over before anybody looked"
     weights = load_file(model / WEIGHTS)
     other = {name: tensor * 1.01 for name, tensor in weights.items()}
     save_file(other, model / WEIGHTS, metadata={"format": "pt"})

@@ -368,7 +368,7 @@ def lending(last: int, depth: int, lending: str = "priority", lent: int = 1) -> 
 def test_an_engine_on_the_trainers_cores_decodes_while_it_waits(way: str, depth: int) -> None:
     """Both decode a step's 50 s in d + (d - 20) = 50, so that d = 35. By priority a step of depth 1
     would wait for what the lent one holds."""
-    alone, lent = lending(20, depth, lent=0), lending(20, depth, way)
+    alone, lent = lending(13, depth, lent=0), lending(13, depth, way)
     assert alone.step_s == pytest.approx(50.0, rel=0.02) and alone.idle_cores == alone.idle
     assert alone.idle == pytest.approx(0.6, abs=0.02)
     assert lent.step_s == pytest.approx(35.0, rel=0.05)

@@ -53,6 +53,29 @@ def command(model: Path, run: Path, **settings: object) -> list[str]:
     ]
 
 
+UNHURRIED = """
+import time
+
+def judge(answer, line):
+    time.sleep(0.1)
+    return float(len(answer) % 3)
+"""
+
+
+def unhurried(folder: Path) -> dict[str, object]:
+    """Settings of a run that goes on while a test waits for something else, and that leaves most
+    of the cores to other tests meanwhile: its verifier, a file in this folder, sleeps."""
+    folder.mkdir(exist_ok=True)
+    (folder / "unhurried.py").write_text(UNHURRIED)
+    lines = [{"prompt": f"{n} + 1 =", "answer": str(n + 1)} for n in range(64)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return {
+        "task__name": "jsonl",
+        "task__path": str(folder / "prompts.jsonl"),
+        "task__verifier": f"{folder / 'unhurried.py'}:judge",
+    }
+
+
 def joins(token: Path, name: str, folder: Path) -> list[str]:
     """`asyncrl agent`."""
     argv = [sys.executable, "-m", "asyncrl.cli", "agent", "--join", str(token), "--name", name]
@@ -159,22 +182,37 @@ def wait_for(what: str, look: Any, deadline_s: float = DEADLINE_S, every_s: floa
     return found
 
 
+def actors(folder: Path, *names: str) -> dict[str, int]:
+    """Wait until these actors of a folder live, and no other: role-index → process id."""
+
+    def found() -> dict[str, int] | None:
+        living = processes(folder)
+        return living if living.keys() == {*names} else None
+
+    living: dict[str, int] = wait_for(f"{names} alone in {folder}", found)
+    return living
+
+
+_READ: dict[Path, tuple[int, int]] = {}
+"""Of each run's journal the number of the last event that was looked at, and the steps by then:
+tests look ten times a second."""
+
+
 def steps_done(run: Path) -> int:
     """Optimizer steps that the journal knows of."""
     from asyncrl.experience import events as e
     from asyncrl.journal import JournalError, read
 
+    last, steps = _READ.get(run, (0, 0))
     try:
-        return max(
-            (
-                event.version
-                for _, event in read(run / "journal.sqlite")
-                if isinstance(event, e.Published)
-            ),
-            default=0,
-        )
+        for number, event in read(run / "journal.sqlite", last):
+            last = number
+            if isinstance(event, e.Published):
+                steps = max(steps, event.version)
     except (JournalError, OSError):
         return 0
+    _READ[run] = last, steps
+    return steps
 
 
 def kill(pid: int) -> None:

@@ -354,7 +354,7 @@ async def test_wherever_the_server_is_killed_each_actor_runs_once(tmp_path: Path
             assert text.count("\n") == number + 1
     second = SERVERS if at == "behind the answer" else SPAWNED
     assert [Path(line).name for line in text.splitlines()] == [SERVERS, second, SPAWNED]
-    assert children() == before
+    assert children() <= before
 
 
 LAUNCHER = """
