@@ -1,10 +1,11 @@
-"""Rank 0 of a group with a server's ranks: what is cut, what arrives, and what becomes of it when a
-rank dies, is late, or is left."""
+"""Rank 0 of a group with a server's ranks: how weights are cut, what arrives, and what happens
+when a rank dies, is late, or is left."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 import torch
 import trio
 import warm_process
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -58,6 +59,7 @@ def flat(weights: dict[str, Tensor], bucket: ServerBucket) -> bytes:
     st.lists(st.tuples(st.integers(0, 40), st.sampled_from(DTYPES)), max_size=12),
     st.integers(1, 200),
 )
+@example([(1, torch.float32), (1, torch.float32), (15, torch.float32), (40, torch.float32)], 1)
 def test_buckets_hold_everything_once_in_order_aligned_and_within_their_size(
     tensors: list, bucket_bytes: int
 ) -> None:
@@ -67,6 +69,7 @@ def test_buckets_hold_everything_once_in_order_aligned_and_within_their_size(
     }
     buckets = cut(weights, bucket_bytes)
     assert [name for bucket in buckets for name in bucket.names] == list(weights)
+    most = max(bucket_bytes, math.ceil(sum(each.nbytes for each in weights.values()) / CALLS))
     for bucket in buckets:
         offset = 0
         for name, dtype, shape in zip(bucket.names, bucket.dtypes, bucket.shapes, strict=True):
@@ -77,10 +80,7 @@ def test_buckets_hold_everything_once_in_order_aligned_and_within_their_size(
             )
             offset += weights[name].nbytes
         assert offset == bucket.total_bytes
-        assert (
-            offset <= bucket_bytes
-            or len([name for name in bucket.names if weights[name].nbytes]) == 1
-        )
+        assert offset <= most or len([name for name in bucket.names if weights[name].nbytes]) == 1
 
 
 class Rank:
