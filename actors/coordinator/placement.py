@@ -18,6 +18,7 @@ from asyncrl.actors.coordinator.event_store import EventStore
 from asyncrl.actors.coordinator.leases import LeaseTable
 from asyncrl.actors.coordinator.pinning import Pinning
 from asyncrl.actors.coordinator.reclaiming import Reclaiming
+from asyncrl.actors.coordinator.sent_images import SentImages
 from asyncrl.config import Config
 from asyncrl.experience.call import Call, RolloutStatus
 from asyncrl.experience.episode import AgentCall
@@ -40,7 +41,9 @@ class Placement:
         pinning: Pinning,
         config: Config,
         clock: RunClock,
+        images: SentImages | None = None,
     ) -> None:
+        """`images` brings them to engines that are on other machines."""
         self._store = store
         self._clock = clock
         self._engines = engines
@@ -48,6 +51,7 @@ class Placement:
         self._reclaiming = reclaiming
         self._pinning = pinning
         self._config = config
+        self._images = images
         self._last: dict[int, str] = {}  # the engine that had an agent's call last, by call
 
     def lease(self, split: Split, version: int | None = None) -> None:
@@ -174,6 +178,8 @@ class Placement:
             self._leases.give(
                 call.id, attempt, call.tokens, self._clock.now(), pinned, engine.version
             )
+        if self._images is not None:
+            self._images.send(engine.peer, (name for lease in leases for name in lease.images))
         engine.peer.send(Leases(leases), bytes(ids))
 
     def _asked(self, call: Call) -> tuple[bytes, tuple[str, ...], int, float]:

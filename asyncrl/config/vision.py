@@ -3,7 +3,6 @@ seen that the data has images."""
 
 from __future__ import annotations
 
-from asyncrl.config.cluster import joined
 from asyncrl.config.engines import capabilities
 from asyncrl.config.schema import Config
 
@@ -21,7 +20,10 @@ def unseen(config: Config) -> str:
             f"by no engine of the kind {engine.kind}: set engine.kind to embedded",
         ),
         (engine.compile, "by uncompiled engines alone: set engine.compile to false"),
-        (joined(config), "on one machine alone: take the other machines of cluster out"),
+        (
+            config.cluster.trainer_agents > 0,
+            "by ranks of one machine alone: set cluster.trainer_agents to 0",
+        ),
         (
             config.reference.server or config.teacher.server,
             "by policies in the trainer: set reference.path or teacher.path, and no server",

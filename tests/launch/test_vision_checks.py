@@ -19,6 +19,7 @@ from asyncrl.tasks import open_task
 
 UNSEEN = {
     "engine.kind=scripted": "engine.kind",
+    "cluster.kind=agents cluster.trainer_agents=1 train.ranks=2": "cluster.trainer_agents",
     "engine.compile=true": "engine.compile",
     "reference.coefficient=0.1 reference.server=http://127.0.0.1:1/v1": "reference.path",
     "model.train_vision=true model.lora.rank=4": "train_vision",
