@@ -19,6 +19,7 @@ from asyncrl.actors.engines.server_parts import (
     load_all,
     routing_layout,
     served_adapters,
+    server_images,
     weight_loader,
 )
 from asyncrl.config import Config, ConfigError
@@ -171,6 +172,7 @@ class ServerKind(EngineKind):
             stop_ids=frozenset(context.tokenizer.stop_ids),
             idle=context.waits.idle_for,
             routing=routing_layout(context),
+            images=server_images(context) if cls.capabilities.sees_images else None,
         )
 
     @classmethod

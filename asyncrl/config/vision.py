@@ -19,6 +19,15 @@ def unseen(config: Config) -> str:
             not capabilities(engine.kind).sees_images,
             f"by no engine of the kind {engine.kind}: set engine.kind to embedded",
         ),
+        (
+            capabilities(engine.kind).serves_apart and config.model.lora.alone,
+            "by servers that get whole weights: set model.lora.served to merged",
+        ),
+        (
+            capabilities(engine.kind).serves_apart and config.model.train_vision,
+            "by servers whose tower does not learn, as they keep what it saw: set "
+            "model.train_vision to false",
+        ),
         (engine.compile, "by uncompiled engines alone: set engine.compile to false"),
         (
             config.cluster.trainer_agents > 0,
