@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from asyncrl.actors.coordinator.imports import ForeignAnswers
     from asyncrl.actors.coordinator.lifecycle import Outcome
     from asyncrl.actors.coordinator.prompts import PromptSource
+    from asyncrl.actors.coordinator.sent_images import SentImages
     from asyncrl.actors.coordinator.sharing import Sharing
     from asyncrl.actors.reward_actor import Asks
     from asyncrl.explain.metrics import Metrics
@@ -126,6 +127,7 @@ async def coordinator(context: ActorContext) -> None:
             ),
             foreign,
             sharing,
+            _sent_images(context),
         )
         await _conduct(context, run, metrics)
 
@@ -169,6 +171,14 @@ def _prompts(
         return prompts, FileAnswers(config, tokenizer), _sharing(context, tokenizer)
     sharing = _sharing(context, tokenizer)
     return prompts, sharing, sharing
+
+
+def _sent_images(context: ActorContext) -> SentImages | None:
+    """The images that engines on other machines are sent; None where all read the run's own."""
+    from asyncrl.actors.coordinator.sent_images import SentImages
+    from asyncrl.tasks.images.kept_images import KeptImages
+
+    return SentImages(KeptImages(context.run / IMAGES).png) if joined(context.config) else None
 
 
 def _sharing(context: ActorContext, tokenizer: Tokenizer) -> Sharing | None:
@@ -308,6 +318,7 @@ async def rollout(context: ActorContext) -> None:
     """A rollout actor's process: an engine, and a receiver of weights."""
     from asyncrl.actors.rollout_actor import rollout_actor
     from asyncrl.engines.spec import EngineContext, engine_kind
+    from asyncrl.tasks.images.kept_images import KeptImages
     from asyncrl.tasks.text import Tokenizer
     from asyncrl.weightsync.adapted_base import AdaptedBase
     from asyncrl.weightsync.buckets import Plan
@@ -343,7 +354,10 @@ async def rollout(context: ActorContext) -> None:
             open_notice() as notice,
         ):
             reception = RECEPTIONS[config.publication.path](engine, receiver, link.send)
-            await rollout_actor(link, engine, reception, reporter, told_to_end=notice.wait)
+            keep = KeptImages(context.run / IMAGES).keep
+            await rollout_actor(
+                link, engine, reception, reporter, told_to_end=notice.wait, keep=keep
+            )
     if notice.is_set():
         raise SystemExit(GONE)
 

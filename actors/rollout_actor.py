@@ -3,6 +3,7 @@
 Invariant: it streams the tokens that its engine sampled, under the version that the engine reports.
 A request that the engine refuses ends its own rollout, and nothing else.
 
+    images     coordinator → keep                  (on another machine, before the first lease)
     leases     coordinator → engine.submit         (the engine queues those that have no slot yet;
                                                     one that it refuses ends as `refused`)
     chunks     engine.run → coordinator            (one frame for all slots)
@@ -17,7 +18,7 @@ this process may be killed at any time; if it is told to end, not even tokens un
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import numpy as np
 import trio
@@ -35,6 +36,7 @@ from asyncrl.messages import (
     Drain,
     Drained,
     EngineReady,
+    Images,
     Interrupt,
     Leases,
     Leaving,
@@ -93,6 +95,14 @@ def _routing(chunks: Sequence[Chunk]) -> NDArray[np.uint8] | None:
     return np.ascontiguousarray(np.concatenate(parts)).reshape(-1) if parts else None
 
 
+def _parts(buffer: memoryview, sizes: Sequence[int]) -> Iterator[bytes]:
+    """The parts of a buffer of so many bytes each."""
+    at = 0
+    for size in sizes:
+        yield bytes(buffer[at : at + size])
+        at += size
+
+
 async def rollout_actor(
     link: Link,
     engine: Engine,
@@ -100,10 +110,11 @@ async def rollout_actor(
     reporter: Reporter,
     *,
     told_to_end: Callable[[], Awaitable[object]] = trio.sleep_forever,
+    keep: Callable[[bytes], object] = lambda _: None,
 ) -> None:
     """Serve the coordinator until it drains this actor, which it does soon after this process was
-    `told_to_end`. Raises the link's error if the link breaks, and CoordinatorLost if it ends
-    before."""
+    `told_to_end`. `keep` stores an image where the engine reads it. Raises the link's error if the
+    link breaks, and CoordinatorLost if it ends before."""
 
     async def emit(chunks: Sequence[Chunk]) -> None:
         heads = [
@@ -138,6 +149,9 @@ async def rollout_actor(
         nursery.start_soon(leave)
         async for message, buffers in link:
             match message:
+                case Images(sizes):
+                    for image in _parts(buffers[0], sizes):
+                        keep(image)
                 case Leases():
                     if refused := submitted(engine, requests(message, buffers[0])):
                         nursery.start_soon(emit, refused)

@@ -35,6 +35,7 @@ from asyncrl.actors.coordinator.pruning import Pruning
 from asyncrl.actors.coordinator.publishing import Publishing
 from asyncrl.actors.coordinator.reclaiming import Reclaiming
 from asyncrl.actors.coordinator.scoring import Scoring
+from asyncrl.actors.coordinator.sent_images import SentImages
 from asyncrl.actors.coordinator.sharing import Sharing
 from asyncrl.actors.coordinator.statistics import RunStatistics
 from asyncrl.actors.coordinator.stepping import Stepping
@@ -133,8 +134,10 @@ def assemble(
     observers: Observers,
     foreign: ForeignAnswers | None = None,
     sharing: Sharing | None = None,
+    images: SentImages | None = None,
 ) -> Components:
-    """Build the parts of a run that begins now. `foreign` are the answers that may join groups."""
+    """Build the parts of a run that begins now. `foreign` are the answers that may join groups;
+    `images` brings them to engines on other machines."""
     clock = RunClock()
     changes = Changes(waits, clock, config.supervision.stall_s)
     roster = Roster(changes.set)
@@ -189,7 +192,7 @@ def assemble(
         forking=forking,
         pruning=pruning,
         placement=Placement(
-            store, engines, leases, reclaiming, pinning, config, clock, admission.label
+            store, engines, leases, reclaiming, pinning, config, clock, admission.label, images
         ),
         episode_placement=episode_placement,
         playing=playing,

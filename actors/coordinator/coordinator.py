@@ -35,6 +35,7 @@ from asyncrl.actors.coordinator.imports import ForeignAnswers
 from asyncrl.actors.coordinator.lifecycle import GOODBYE_S, Outcome, Phase
 from asyncrl.actors.coordinator.peers import Peer
 from asyncrl.actors.coordinator.prompts import PromptSource
+from asyncrl.actors.coordinator.sent_images import SentImages
 from asyncrl.actors.coordinator.sharing import Sharing
 from asyncrl.actors.coordinator.shutdown import drain
 from asyncrl.actors.coordinator.stepping import Stepping
@@ -64,8 +65,9 @@ class Coordinator:
         observers: Observers,
         foreign: ForeignAnswers | None = None,
         sharing: Sharing | None = None,
+        images: SentImages | None = None,
     ) -> None:
-        self.parts = assemble(config, store, prompts, waits, observers, foreign, sharing)
+        self.parts = assemble(config, store, prompts, waits, observers, foreign, sharing, images)
         self._connections = Connections(self.parts)
         curve = observers.curve
         for version, accuracy in curve.evaluated.items():  # of the run's earlier lives

@@ -19,6 +19,7 @@ from asyncrl.actors.coordinator.leases import LeaseTable
 from asyncrl.actors.coordinator.pinning import Pinning
 from asyncrl.actors.coordinator.preferences import Preferences, preferred_first
 from asyncrl.actors.coordinator.reclaiming import Reclaiming
+from asyncrl.actors.coordinator.sent_images import SentImages
 from asyncrl.config import Config
 from asyncrl.experience.call import Call, RolloutStatus
 from asyncrl.experience.episode import AgentCall
@@ -42,8 +43,10 @@ class Placement:
         config: Config,
         clock: RunClock,
         label: Callable[[Split, int], str],
+        images: SentImages | None = None,
     ) -> None:
-        """`label(split, prompt_index)` names a prompt's task."""
+        """`label(split, prompt_index)` names a prompt's task. `images` brings them to engines that
+        are on other machines."""
         self._store = store
         self._clock = clock
         self._engines = engines
@@ -52,6 +55,7 @@ class Placement:
         self._pinning = pinning
         self._config = config
         self.preferences = Preferences(engines, config, label)
+        self._images = images
         self._last: dict[int, str] = {}  # the engine that had an agent's call last, by call
 
     def lease(self, split: Split, version: int | None = None) -> None:
@@ -190,6 +194,8 @@ class Placement:
             self._leases.give(
                 call.id, attempt, call.tokens, self._clock.now(), pinned, engine.version
             )
+        if self._images is not None:
+            self._images.send(engine.peer, (name for lease in leases for name in lease.images))
         engine.peer.send(Leases(leases), bytes(ids))
 
     def _asked(self, call: Call) -> tuple[bytes, tuple[str, ...], int, float]:

@@ -19,6 +19,7 @@ from asyncrl.actors.engines.server_parts import (
     load_all,
     routing_layout,
     served_adapters,
+    server_images,
     weight_loader,
 )
 from asyncrl.config import Config, ConfigError
@@ -175,6 +176,7 @@ class ServerKind(EngineKind):
             idle=context.waits.idle_for,
             routing=routing_layout(context),
             keeps=keeps,
+            images=server_images(context) if cls.capabilities.sees_images else None,
         )
 
     @classmethod

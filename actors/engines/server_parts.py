@@ -20,12 +20,14 @@ from asyncrl.config.schema.engine_section import Servers
 from asyncrl.engines.spec import EngineContext
 from asyncrl.files import SMALL_BYTES, read_regular
 from asyncrl.runtime.logs import FOLDER
-from asyncrl.runtime.run_dir import SERVERS
+from asyncrl.runtime.run_dir import IMAGES, SERVERS
+from asyncrl.tasks.images.vision_model import run_images
 
 if TYPE_CHECKING:
     import torch
 
     from asyncrl.engines.servers.served import ServerClient
+    from asyncrl.engines.servers.server_images import ServerImages
     from asyncrl.engines.servers.server_process import AdapterRoom, ServerProcess
     from asyncrl.engines.servers.server_routing import RoutingLayout
     from asyncrl.engines.servers.server_types import Mode
@@ -108,6 +110,17 @@ async def launched(
         nursery.start_soon(server.watch)
         yield server
         nursery.cancel_scope.cancel()
+
+
+def server_images(context: EngineContext) -> ServerImages | None:
+    """The run's images, for the requests of this actor; None for a model of text."""
+    from asyncrl.engines.servers.server_images import ServerImages
+
+    images = run_images(context.run / IMAGES, context.initial)
+    if images is None:
+        return None
+    context.follow("image_bytes", images.read_bytes)
+    return ServerImages(images)
 
 
 LEAST_VERSIONS = 8

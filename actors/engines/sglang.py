@@ -12,6 +12,7 @@ from asyncrl.actors.engines.server_parts import (
     broadcast,
     deadline_s,
     routing_layout,
+    server_images,
     weight_loader,
 )
 from asyncrl.config import Config
@@ -43,6 +44,7 @@ class SglangServers(ServerKind):
         compares_canary=True,
         records_routing=True,
         serves_adapters=True,
+        sees_images=True,
         tables=frozenset({TABLE}),
     )
 
@@ -137,6 +139,7 @@ def _direct_engine(
         stop_ids=frozenset(tokenizer.stop_ids),
         idle=context.waits.idle_for,
         routing=routing_layout(context),
+        images=server_images(context),
     )
 
 

@@ -3,7 +3,6 @@ seen that the data has images."""
 
 from __future__ import annotations
 
-from asyncrl.config.cluster import joined
 from asyncrl.config.engines import capabilities
 from asyncrl.config.schema import Config
 
@@ -20,8 +19,20 @@ def unseen(config: Config) -> str:
             not capabilities(engine.kind).sees_images,
             f"by no engine of the kind {engine.kind}: set engine.kind to embedded",
         ),
+        (
+            capabilities(engine.kind).serves_apart and config.model.lora.alone,
+            "by servers that get whole weights: set model.lora.served to merged",
+        ),
+        (
+            capabilities(engine.kind).serves_apart and config.model.train_vision,
+            "by servers whose tower does not learn, as they keep what it saw: set "
+            "model.train_vision to false",
+        ),
         (engine.compile, "by uncompiled engines alone: set engine.compile to false"),
-        (joined(config), "on one machine alone: take the other machines of cluster out"),
+        (
+            config.cluster.trainer_agents > 0,
+            "by ranks of one machine alone: set cluster.trainer_agents to 0",
+        ),
         (
             config.reference.server or config.teacher.server,
             "by policies in the trainer: set reference.path or teacher.path, and no server",

@@ -43,6 +43,13 @@ class Leases(Message, frozen=True):
     leases: list[Lease]
 
 
+class Images(Message, frozen=True):
+    """Coordinator to rollout actor on another machine: images that the leases behind it show, which
+    are kept as they are. Buffer 0: one after the other, each of so many bytes."""
+
+    sizes: list[int]
+
+
 class Interrupt(Message, frozen=True):
     """Coordinator to rollout actor: stop these rollouts at the next token boundary (their last
     chunk says `interrupted`)."""

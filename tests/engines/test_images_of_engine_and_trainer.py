@@ -4,10 +4,12 @@ slot or a tree."""
 
 from __future__ import annotations
 
+import base64
 import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -18,10 +20,11 @@ from asyncrl.engines.embedded.batcher import Batcher
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.embedded.engine_images import EngineImages
 from asyncrl.engines.protocol import Chunk, Request
+from asyncrl.engines.servers.server_images import ServerImages
 from asyncrl.messages import MicroBatch, PromptFacts, Sample, Span
 from asyncrl.tasks.images.image_source import ImageSource
 from asyncrl.tasks.images.kept_images import ImagesFull, KeptImages
-from asyncrl.tasks.images.pixels import written_png
+from asyncrl.tasks.images.pixels import pixels_of, written_png
 from asyncrl.tasks.images.vision_model import ImageRows, ModelImages, VisionModel
 from asyncrl.tasks.prompt import ChatPrompt
 from asyncrl.tasks.text import Tokenizer
@@ -261,6 +264,33 @@ def test_an_image_is_read_once_however_many_rollouts_show_it(world: World) -> No
         assert list(images._kept) == [world.names[-1]]
     rows = ImageRows(2)
     assert [rows.of(one, 3)[0] for one in "abcab"] == [0, 3, 6, 9, 12] and len(rows.first) == 2
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_a_server_is_shown_what_the_model_s_processor_has_scaled(
+    worlds: dict[Family, World], family: Family
+) -> None:
+    """It has nothing to scale, so it reads the same patches; and each image is one placeholder."""
+    world = worlds[family]
+    model, server = world.images.model, ServerImages(world.images)
+    shown = [world.names[place] for place in (2, 0, 2)]
+    ids = np.append(world.ids(shown), [7, 8]).astype(np.int32)
+    request = Request(0, 1, 0, ids, 2, 9, 1.0, images=tuple(shown))
+    options = server.options(request, ids)
+    assert options["expanded"] == len(ids) > len(options["ids"])
+    assert model.expanded(options["ids"], list(map(world.images.tokens, shown))) == ids.tolist()
+    for name, sent in zip(shown, options["images"], strict=True):
+        pixels = pixels_of(base64.b64decode(sent))
+        assert np.array_equal(model.scaled(pixels), pixels)
+        assert np.array_equal(model.patches(pixels).patches, world.images.of(name).patches)
+    call, at = ids.copy(), np.flatnonzero(ids == IMAGE_ID)
+    of = np.repeat([0, 1, 0], list(map(world.images.tokens, shown)))
+    call[at] = -1 - of  # of an agent's call, which names each image once
+    named = msgspec.structs.replace(request, ids=call, images=(shown[0], shown[1]))
+    again = server.options(named, call)
+    assert again["images"] == options["images"] and (again["ids"] == options["ids"]).all()
+    with pytest.raises(ValueError, match=f"has the id {IMAGE_ID}"):
+        server.options(request, np.append(ids, IMAGE_ID).astype(np.int32))
 
 
 def test_the_run_s_images_are_bounded(tmp_path: Path) -> None:

@@ -145,6 +145,7 @@ SAID: list[messages.Message] = [
     ),
     messages.Consumed(1, 0, [messages.TokenCount(7, 4, {"stale": 2}, 0, {"stale": [(0, 2)]})], 0.1),
     messages.Prepared(1, [2**64 - 1, 0], ""),
+    messages.Images([3, 2]),
     messages.Interrupt([1, 2, 3]),
 ]
 TEXTS = [msgspec.msgpack.encode(message) for message in SAID]

@@ -19,6 +19,11 @@ from asyncrl.tasks import open_task
 
 UNSEEN = {
     "engine.kind=scripted": "engine.kind",
+    'engine.kind=vllm engine.vllm.launch=["python"]': "engine.kind",
+    'engine.kind=sglang engine.sglang.launch=["python"] model.train_vision=true': "train_vision",
+    'engine.kind=sglang engine.sglang.launch=["python"] model.lora.rank=4 '
+    "model.lora.served=adapters": "model.lora.served",
+    "cluster.kind=agents cluster.trainer_agents=1 train.ranks=2": "cluster.trainer_agents",
     "engine.compile=true": "engine.compile",
     "reference.coefficient=0.1 reference.server=http://127.0.0.1:1/v1": "reference.path",
     "model.train_vision=true model.lora.rank=4": "train_vision",

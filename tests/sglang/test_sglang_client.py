@@ -76,6 +76,24 @@ async def stream(transport: httpx2.AsyncBaseTransport, **settings: Any) -> list[
         ]
 
 
+async def test_images_that_a_server_reads_as_other_ids_are_an_error() -> None:
+    asked = list[Any]()
+    for read in (5, 6):
+        sent = event([7], 1, finish={"type": "stop"}, prompt_tokens=read)
+        transport = answering(200, sent, asked)
+        async with SglangClient.open(URL, transport=transport) as client:
+            stream = client.generate(
+                RID, np.array([1, 2], np.int32), max_new_tokens=9, temperature=1.0,
+                images=["aGk="], expanded=5,
+            )  # fmt: skip
+            if read == 5:
+                assert [e.ids.tolist() async for e in stream] == [[7]]
+                continue
+            with pytest.raises(Misread, match=r"made 6 ids of a request with images, .* 5"):
+                await anext(stream)
+    assert asked[0][1]["image_data"] == ["aGk="] and asked[0][1]["input_ids"] == [1, 2]
+
+
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=30), st.data(), st.booleans())
 def test_a_stream_comes_out_as_increments_however_it_is_sent_and_cut(
     ids: list[int], data: st.DataObject, cumulative: bool

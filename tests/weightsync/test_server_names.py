@@ -15,6 +15,7 @@ from families import build
 from some_values import some
 from torch import Tensor
 
+from asyncrl.bundled.small_vision import PATCH, new_vision_model
 from asyncrl.training.checkpoint_names import CheckpointNames
 from asyncrl.weightsync.servers.server_checksums import Checks, WrongWeights
 from asyncrl.weightsync.servers.server_hashes import of_host
@@ -32,8 +33,8 @@ def qkv(name: str) -> Place | None:
 
 
 def gate_up(name: str) -> Place | None:
-    if match := re.fullmatch(r"(.*)\.(gate|up)_proj\.weight", name):
-        return f"{match[1]}.gate_up_proj.weight", ("gate", "up").index(match[2])
+    if match := re.fullmatch(r"(.*)\.(gate|up)_proj\.(weight|bias)", name):
+        return f"{match[1]}.gate_up_proj.{match[3]}", ("gate", "up").index(match[2])
     return None
 
 
@@ -93,6 +94,15 @@ def stacked(name: str) -> Place | None:
     return None
 
 
+def tower(name: str) -> Place | None:
+    """A tower for images, whose checkpoint has fused queries, keys and values."""
+    if match := re.fullmatch(
+        r"(visual\..*\.attn)\.qkv\.(weight|bias)", name.removeprefix("model.")
+    ):
+        return f"{match[1]}.qkv_proj.{match[2]}", 0
+    return None
+
+
 DENSE = (qkv, gate_up)
 FAMILIES: Mapping[str, tuple[Callable[[str], Place | None], ...]] = {
     "llama": DENSE,
@@ -113,6 +123,8 @@ FAMILIES: Mapping[str, tuple[Callable[[str], Place | None], ...]] = {
     "granitemoe": (stacked, *DENSE),
     "gpt_oss": (stacked, qkv),
     "llama4_text": (stacked, *DENSE),
+    "qwen2_5_vl": (tower, *DENSE),
+    "qwen3_vl": (tower, *DENSE),
 }
 TRANSPOSED = ("gpt_oss", "llama4_text")
 """Families whose stacks of experts a server turns over."""
@@ -121,7 +133,7 @@ TRANSPOSED = ("gpt_oss", "llama4_text")
 def checkpoint(family: str, seed: int) -> Weights:
     """The family's tensors as they are sent, no two with the same values."""
     with warnings.catch_warnings(action="ignore"):
-        model = build(family)
+        model = new_vision_model(0, family) if family in PATCH else build(family)
     random = torch.Generator().manual_seed(seed)
     weights = {
         name: torch.randn(parameter.shape, generator=random)

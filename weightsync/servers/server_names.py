@@ -21,6 +21,7 @@ FUSED: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("q_proj", "k_proj", "v_proj"),
         ("query", "key", "value"),
         ("query_net", "key_net", "value_net"),
+        ("qkv",),  # of a tower for images
     ),
     "qkv": (("q", "k", "v"), ("q_proj", "k_proj", "v_proj")),
     "kv_proj": (("k_proj", "v_proj"), ("key_net", "value_net")),

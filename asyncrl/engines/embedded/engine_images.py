@@ -38,11 +38,8 @@ class EngineImages:
         """The request with ids that tell the parts of its images apart. Raises ValueError where
         an image cannot be read, or the ids are not its."""
         prompt = len(request.ids) - request.prefix_tokens
-        if (request.ids[:prompt] < 0).any():
-            ids, shown = self._images.numbered(request.ids, request.images, self._rows)
-            return msgspec.structs.replace(request, ids=ids, images=tuple(shown))
-        ids = self._images.marked(request.ids, prompt, request.images, self._rows)
-        return msgspec.structs.replace(request, ids=ids)
+        ids, shown = self._images.told_apart(request.ids, prompt, request.images, self._rows)
+        return msgspec.structs.replace(request, ids=ids, images=tuple(shown))
 
     def seen(self, model: PreTrainedModel, ids: Tensor, images: Sequence[str]) -> SeenText:
         """A text (int64 [tokens]) with all of its images."""

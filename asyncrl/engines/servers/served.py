@@ -15,7 +15,7 @@ import httpx2
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.engines.servers.errors import RequestRefused, ServerGone
+from asyncrl.engines.servers.errors import Misread, RequestRefused, ServerGone
 from asyncrl.engines.servers.http_connection import READY_WITHIN_S, HttpConnection
 from asyncrl.engines.servers.server_routing import RoutingLayout
 from asyncrl.engines.servers.server_types import (
@@ -53,6 +53,8 @@ class Served(Protocol):
         extra_key: str = ...,
         routing: RoutingLayout | None = ...,
         adapter: str = ...,
+        images: Sequence[str] = ...,
+        expanded: int = ...,
     ) -> AsyncGenerator[StreamEvent, None]:
         """Stream one request, whose last event has an `ending`."""
         ...
@@ -92,6 +94,7 @@ class AskedTokens(NamedTuple):
     extra_key: str
     routing: RoutingLayout | None = None
     adapter: str = ""
+    images: Sequence[str] = ()
 
 
 class Increments(Protocol):
@@ -194,6 +197,8 @@ class ServerClient(ABC):
         extra_key: str = "",
         routing: RoutingLayout | None = None,
         adapter: str = "",
+        images: Sequence[str] = (),
+        expanded: int = 0,
     ) -> AsyncGenerator[StreamEvent, None]:
         """Stream one request; to stop early, use `contextlib.aclosing`. Closing the stream closes
         the connection, which ends the request on the server within seconds.
@@ -203,8 +208,10 @@ class ServerClient(ABC):
         about every `stream_interval` tokens, unless the server has that from its start; `extra_key`
         names the part of the prefix cache that this request shares. With a layout of `routing` the
         last event has the experts of the new tokens. With an `adapter` the tokens are sampled by
-        the base with the adapter that was loaded under that name. The last event has an `ending`; a
-        stream that breaks off without one raises ServerGone.
+        the base with the adapter that was loaded under that name. `images` are files in base64, for
+        each of which `ids` have one placeholder; the server puts as many there as it reads, and
+        Misread is raised where this does not make `expanded` ids in all. The last event has an
+        `ending`; a stream that breaks off without one raises ServerGone.
         """
         asked = AskedTokens(
             rid,
@@ -216,6 +223,7 @@ class ServerClient(ABC):
             extra_key,
             routing,
             adapter,
+            images,
         )
         sent = routing.sent(max_new_tokens) if routing is not None else 0
         events, increments = StreamEvents(max_new_tokens, sent), self._increments(routing)
@@ -231,6 +239,11 @@ class ServerClient(ABC):
                         end = event.ending
                         if end is not None and (end.status_code or 0) >= 400:
                             raise self._refused(rid, "ended", end.message, end.status_code or 0)
+                        if images and event.prompt_tokens != expanded:
+                            raise Misread(
+                                f"{self.url} made {event.prompt_tokens} ids of a request with "
+                                f"images, and the model's own processor {expanded}"
+                            )
                         yield event
                         if end is not None:
                             return

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import numpy as np
@@ -29,6 +29,7 @@ from asyncrl.engines.request_checks import refuse_misfit
 from asyncrl.engines.servers.chunk_outbox import ChunkOutbox
 from asyncrl.engines.servers.errors import RequestRefused, ServerError, ServerGone
 from asyncrl.engines.servers.served import KeepsVersions, Served
+from asyncrl.engines.servers.server_images import ServerImages
 from asyncrl.engines.servers.server_routing import RoutingLayout, certain
 from asyncrl.engines.servers.server_types import FinishReason
 from asyncrl.engines.servers.spans import SpanError, SpanStream, TokenRun
@@ -99,6 +100,9 @@ class ServerEngine:
     samples at a temperature differ from run to run. `behaviour` is as the server reports it: of the
     temperature-scaled distribution, and where greedy of the unscaled one.
 
+    `images` shows those of requests to a server that reads them itself. A response that has the id
+    of an image ends as `refused` where another stream would have to continue it.
+
     With a layout of `routing` each request asks for the experts of its tokens, which come with its
     end, in chunks that may be empty; those of a stream that breaks off are unknown.
 
@@ -125,10 +129,11 @@ class ServerEngine:
         idle: Idle = nullcontext,
         routing: RoutingLayout | None = None,
         keeps: KeepsVersions | None = None,
+        images: ServerImages | None = None,
     ) -> None:
         self._client, self._load, self._options = client, load, options
         self._keeps, self._kept = keeps, set[int]()
-        self._vocab_size, self._routing = vocab_size, routing
+        self._vocab_size, self._routing, self._images = vocab_size, routing, images
         self._stop_ids, self._idle = sorted(stop_ids), idle
         self._version: int | None = None
         self._canary: tuple[int, Sequence[float]] = (-1, ())
@@ -310,9 +315,15 @@ class ServerEngine:
             trio.Event(),
         )
         self._last_event_at = trio.current_time()
+        try:
+            asked = self._asked(live)
+        except ValueError as error:  # also in a later stream, for what it sampled in an earlier one
+            live.rid, live.why = "", str(error)
+            live.over.set()
+            return "refused"
         events = generate(
             live.rid,
-            np.concatenate([request.ids, *live.known]),
+            **asked,
             max_new_tokens=request.max_new_tokens - first,
             temperature=request.temperature,
             stream_interval=self._options.chunk_tokens,
@@ -344,6 +355,14 @@ class ServerEngine:
             live.rid = ""
             live.over.set()
         return self._ended(live, ending)
+
+    def _asked(self, live: _LiveRequest) -> dict[str, Any]:
+        """The known ids of a request, with its images. Raises ValueError for images that the server
+        cannot be shown."""
+        ids = np.concatenate([live.request.ids, *live.known])
+        if self._images is None or not live.request.images:
+            return {"ids": ids}
+        return self._images.options(live.request, ids)
 
     def _ended(self, live: _LiveRequest, ending: FinishReason | None) -> Finish:
         if ending is None:

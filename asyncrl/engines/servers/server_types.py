@@ -57,7 +57,8 @@ class StreamEvent(msgspec.Struct, frozen=True):
 
     `version` is the newest that sampled any of them. The last one has `ending`, and `spans` where
     the server knows them; `routing` are the records of all new tokens of the stream, from its first
-    on, if they were asked for and the server has them (`server_routing`).
+    on, if they were asked for and the server has them (`server_routing`). `prompt_tokens` are the
+    ids of the request, with all that stand for its images.
     """
 
     start: int
@@ -69,6 +70,7 @@ class StreamEvent(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
     retractions: int = 0
     routing: NDArray[np.uint8] | None = None
+    prompt_tokens: int = 0
 
 
 class StreamFailure(msgspec.Struct, frozen=True):

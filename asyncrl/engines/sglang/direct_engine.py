@@ -19,6 +19,7 @@ from asyncrl.engines.protocol import Emit, Idle
 from asyncrl.engines.servers.gather import gather
 from asyncrl.engines.servers.served import Served
 from asyncrl.engines.servers.server_engine import ServerEngine
+from asyncrl.engines.servers.server_images import ServerImages
 from asyncrl.engines.servers.server_routing import RoutingLayout
 from asyncrl.runtime.ipc.waits import Pulse
 
@@ -50,6 +51,7 @@ class DirectSglangEngine(ServerEngine):
         stop_ids: frozenset[int],
         idle: Idle = nullcontext,
         routing: RoutingLayout | None = None,
+        images: ServerImages | None = None,
     ) -> None:
         super().__init__(
             client,
@@ -59,6 +61,7 @@ class DirectSglangEngine(ServerEngine):
             stop_ids=stop_ids,
             idle=idle,
             routing=routing,
+            images=images,
         )
         self.servers = servers
         self._still, self._since = False, 0.0

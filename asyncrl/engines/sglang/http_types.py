@@ -62,6 +62,7 @@ class ServerFailure(StreamFailure, frozen=True):
 
 class _Meta(msgspec.Struct, frozen=True):
     weight_version: str
+    prompt_tokens: int = 0
     completion_tokens: int = 0
     finish_reason: FinishReason | None = None
     weight_versions: tuple[ServerSpan, ...] | None = None
@@ -127,6 +128,7 @@ class SglangIncrements:
             spans=meta.weight_versions,
             cached_tokens=meta.cached_tokens,
             retractions=meta.num_retractions,
+            prompt_tokens=meta.prompt_tokens,
             routing=returned(
                 None if rows is None else _numbers(rows),
                 self._routing,

@@ -91,6 +91,8 @@ class SglangClient(ServerClient):
         }
         if asked.adapter:
             body["lora_path"] = asked.adapter  # the name of one that is loaded
+        if asked.images:
+            body["image_data"] = list(asked.images)
         if asked.routing is None:
             return body
         start = len(asked.ids) - 1  # at the last position the first new token is predicted

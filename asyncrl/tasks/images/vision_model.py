@@ -112,6 +112,23 @@ model of Qwen2.5-VL's or Qwen3-VL's family, or take the images out of the data
         frames, rows, columns = map(int, made["image_grid_thw"][0])
         return ImagePatches(np.asarray(made["pixel_values"], np.float32), (frames, rows, columns))
 
+    def scaled(self, pixels: Pixels) -> Pixels:
+        """An image in the size in which the model reads it: its processor scales it no more."""
+        made = self._processor(
+            images=[pixels],
+            return_tensors="np",
+            input_data_format="channels_last",
+            do_rescale=False,
+            do_normalize=False,
+        )
+        _, rows, columns = map(int, made["image_grid_thw"][0])
+        side, merged = int(self._processor.patch_size), int(self._processor.merge_size)
+        blocks = np.asarray(made["pixel_values"]).reshape(
+            rows // merged, columns // merged, merged, merged, 3, -1, side, side
+        )
+        apart = blocks[..., 0, :, :].transpose(0, 2, 5, 1, 3, 6, 4)  # of its equal frames the first
+        return apart.reshape(rows * side, columns * side, 3).astype(np.uint8)
+
     @cached_property
     def _processor(self) -> Any:
         try:
@@ -171,6 +188,15 @@ class ModelImages:
         """The number of ids that stand for an image."""
         _, rows, columns = self.of(name).grid
         return rows * columns // self.model.merged
+
+    def told_apart(
+        self, ids: NDArray[np.int32], prompt_tokens: int, images: Sequence[str], rows: ImageRows
+    ) -> tuple[NDArray[np.int32], Sequence[str]]:
+        """The ids of a request as `marked` or, of an agent's call, as `numbered`; with the images
+        in the order of their places. Raises ValueError as these do."""
+        if (ids[:prompt_tokens] < 0).any():
+            return self.numbered(ids, images, rows)
+        return self.marked(ids, prompt_tokens, images, rows), images
 
     def marked(
         self, ids: NDArray[np.int32], prompt_tokens: int, images: Sequence[str], rows: ImageRows
