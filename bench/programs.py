@@ -36,7 +36,7 @@ END_S = 60.0
 
 
 class Trained(msgspec.Struct, frozen=True):
-    """What a run came to: the mean reward of each step, with what the filter left out, the held-out
+    """A run that has ended: the mean reward of each step, with what the filter left out, the held-out
     accuracy by version, and why it ended."""
 
     program: str
