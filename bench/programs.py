@@ -36,8 +36,8 @@ END_S = 60.0
 
 
 class Trained(msgspec.Struct, frozen=True):
-    """What a run came to: the mean reward of each step, with what the filter left out, the held-out
-    accuracy by version, and why it ended."""
+    """A run that has ended: the mean reward of each step, with what the filter left out, the
+    held-out accuracy by version, and why it ended."""
 
     program: str
     seed: int

@@ -67,7 +67,7 @@ def _nothing_to_learn(parts: Components, stepping: Stepping) -> str:
 
 
 def _easier(parts: Components) -> str:
-    """What to do if too few groups have a signal."""
+    """The remedy if too few groups have a signal."""
     recent = parts.store.outcomes.recent
     return FOR_AGENTS if recent.attempts and recent.zeros == recent.rewards else EASIER
 

@@ -35,7 +35,7 @@ class FurtherTurns:
         self._draw = random.Random(seed)
 
     def before(self, prompt: str, answer: str) -> str:
-        """What the model has read when it is to give this answer."""
+        """The context in which the model is to give this answer."""
         draw, prompt = self._draw, prompt if prompt.endswith("\n") else f"{prompt}\n"
         context = prompt
         while draw.random() < FURTHER:
@@ -44,7 +44,7 @@ class FurtherTurns:
         return context
 
     def _said(self, answer: str) -> str:
-        """What the model may have said: the answer, a part of it, or something else."""
+        """An earlier reply of the model: the answer, a part of it, or something else."""
         cut = answer[: self._draw.randrange(len(answer) + 1)]
         return self._draw.choice((answer, cut, self._word(), self._text().rstrip()))
 

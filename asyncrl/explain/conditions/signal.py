@@ -18,7 +18,7 @@ FOR_AGENTS = (
     "ask with the task's own prompt (ASYNCRL_PROMPT, episode.messages), or set model.path: the "
     "bundled model has learned that prompt alone, and answers it without another word"
 )
-"""What to do if an agent gets no reward at all."""
+"""The remedy if an agent gets no reward at all."""
 
 
 def known(facts: RunFacts) -> bool:
