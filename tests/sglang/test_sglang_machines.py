@@ -26,7 +26,7 @@ from asyncrl.runtime.run_dir import INITIAL, JOIN_TOKEN, SUMMARY
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.explore]
 
 BEGUN_S = 240.0
-STEPS = 4
+STEPS = 6
 
 
 def servers(folder: Path) -> list[int]:
@@ -58,7 +58,7 @@ def test_a_machine_brings_its_server_and_takes_it_along(
         rollout__max_new_tokens=4,  # linear attention is interpreted there: 0.2 s of a core a token
         rollout__group_size=2,
         task__eval_size=2,
-        train__steps=STEPS,  # and a version takes seconds of a core
+        train__steps=STEPS,
     )
     token = run / JOIN_TOKEN
     with started(argv) as launcher:
