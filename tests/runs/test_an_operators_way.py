@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import warm_process
-from train_support import command, end, processes, started, steps_done, wait_for
+from train_support import command, end, processes, started, steps_done, unhurried, wait_for
 
 from asyncrl.runtime.processes.machine import free_port
 
@@ -43,6 +43,7 @@ def part(port: int, name: str) -> str:
 def test_a_page_is_opened_an_engine_stops_and_it_is_said_why(model: Path, tmp_path: Path) -> None:
     run, port = tmp_path / "run", free_port()
     settings = {"train__steps": 10_000, "rollout__actors": 2, "run__page_port": port}
+    settings |= unhurried(tmp_path / "task")
     with started(command(model, run, **settings)) as launcher:
         wait_for("steps", lambda: steps_done(run) >= 3)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=120) as page:
