@@ -39,7 +39,8 @@ class Peer:
 def peer(work: Callable[..., Any], *given: Any) -> Iterator[Peer]:
     """Have a process do this work; it is gone at the end of the block."""
     mine, theirs = CONTEXT.Pipe()
-    process = CONTEXT.Process(target=_run, args=(theirs, os.getpgid(0), work, given), daemon=True)
+    ours = os.getsid(0), os.getpgid(0)
+    process = CONTEXT.Process(target=_run, args=(theirs, *ours, work, given), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -51,8 +52,15 @@ def peer(work: Callable[..., Any], *given: Any) -> Iterator[Peer]:
         mine.close()
 
 
-def _run(end: Connection, group: int, work: Callable[..., Any], given: tuple[Any, ...]) -> None:
-    os.setpgid(0, group)  # whoever ends that ends this
+def _run(
+    end: Connection,
+    session: int,
+    group: int,
+    work: Callable[..., Any],
+    given: tuple[Any, ...],
+) -> None:
+    if session == os.getsid(0):  # it is not where a test's server forks this
+        os.setpgid(0, group)  # whoever ends that ends this
     try:
         end.send(("found", work(*given)))
     except Exception as error:  # noqa: BLE001 the other side raises it

@@ -19,6 +19,7 @@ from gpu_kit.check import Check, Lacks, Number, Ok, Place, judged
 from gpu_kit.kit import BUDGET_S, CHECKS
 from gpu_kit.shapes import QWEN3, TINY, build
 from gpu_kit.speed import PEAKS, operations
+from rank_world import have_a_server
 from torch.utils.flop_counter import FlopCounterMode
 
 REAL_RUNS = {"three steps", "learns", "SGLang", "SGLang on two GPUs"}
@@ -30,7 +31,7 @@ SPAWN = {
     "sends to servers",
     "sends to servers by NCCL",
 }
-"""Checks with a second process, which imports torch and transformers itself."""
+"""Checks with a second process."""
 SMALL = [
     pytest.param(check, marks=[pytest.mark.explore] * (check.name in SPAWN), id=check.name)
     for check in CHECKS
@@ -54,6 +55,8 @@ def _loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("check", SMALL)
 def test_a_small_check_finds_numbers_within_their_bounds(check: Check, tmp_path: Path) -> None:
+    if check.name in SPAWN:
+        have_a_server()  # of processes that have imported torch: the kit's own does that first
     verdict = judged(numbers(check, tmp_path))
     assert isinstance(verdict, Ok), verdict.said
     bounded = [number for number in verdict.numbers if not (number.least is number.most is None)]

@@ -63,7 +63,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("kind", ["data", "settings"])
+@pytest.mark.parametrize("kind", [pytest.param("data", marks=pytest.mark.explore), "settings"])
 @alone
 def test_inputs_of_a_kind_are_refused_or_run(kind: str, model: Path, tmp_path: Path) -> None:
     for one in strangers.inputs(1, [kind], 1, ""):

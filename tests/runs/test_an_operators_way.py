@@ -7,12 +7,13 @@ import os
 import re
 import signal
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
 import warm_process
-from train_support import command, end, processes, started, steps_done, wait_for
+from train_support import command, end, processes, started, steps_done, unhurried, wait_for
 
 from asyncrl.runtime.processes.machine import free_port
 
@@ -34,6 +35,17 @@ def asyncrl(*argv: str | Path) -> str:
     return done.stdout
 
 
+def page(port: int) -> str:
+    """The page; empty while nobody serves it yet."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=120) as found:
+            return str(found.read().decode())
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, ConnectionRefusedError):
+            return ""
+        raise
+
+
 def part(port: int, name: str) -> str:
     """A part of the page, without its tags."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/part/{name}", timeout=120) as found:
@@ -43,10 +55,10 @@ def part(port: int, name: str) -> str:
 def test_a_page_is_opened_an_engine_stops_and_it_is_said_why(model: Path, tmp_path: Path) -> None:
     run, port = tmp_path / "run", free_port()
     settings = {"train__steps": 10_000, "rollout__actors": 2, "run__page_port": port}
+    settings |= unhurried(tmp_path / "task")
     with started(command(model, run, **settings)) as launcher:
         wait_for("steps", lambda: steps_done(run) >= 3)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=120) as page:
-            assert 'id="curves"' in page.read().decode()
+        wait_for("the page", lambda: 'id="curves"' in page(port))
         wait_for("figures", lambda: "Tokens/s" in part(port, "figures"))
         assert SILENT not in asyncrl("why", run)
         for name in ("rollout-0", "rollout-1"):

@@ -114,6 +114,7 @@ async def odd(client, episode):
 """
 
 
+@pytest.mark.explore
 def test_an_agent_that_is_killed_shows_the_same_screens_again(tmp_path: Path) -> None:
     """Its second attempt gets the answers of the first one to the same screens, and what it sampled
     is trained by the numbers with which it was sampled."""

@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 import warm_process
-from train_support import DEADLINE_S, command, end, processes, started, steps_done, wait_for
+from train_support import (
+    DEADLINE_S,
+    command,
+    end,
+    processes,
+    started,
+    steps_done,
+    unhurried,
+    wait_for,
+)
 
 from asyncrl.explain import summary
 from asyncrl.explain.run_files import RunFiles
@@ -71,7 +80,7 @@ def test_a_signal_before_anything_began_is_no_failure(model: Path, tmp_path: Pat
 @pytest.mark.explore
 def test_a_run_that_was_started_to_outlive_its_terminal_does(model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    argv = command(model, run, train__steps=100_000)
+    argv = command(model, run, train__steps=100_000, **unhurried(tmp_path / "task"))
     with started(["nohup", *argv]) as process:  # a real start
         wait_for("step", lambda: steps_done(run) >= 1)
         process.send_signal(signal.SIGHUP)
@@ -89,7 +98,7 @@ def test_stopped_for_long_it_goes_on_and_a_terminal_that_hangs_up_drains_it(
     """Ctrl-Z, for longer than the coordinator may be silent, ends nothing. Of the terminal's end
     shell and kernel both say so."""
     run = tmp_path / "run"
-    limits = {"supervision__stall_s": 8.0, "task__verdict_s": 2.0}
+    limits = {"supervision__stall_s": 8.0, "task__verdict_s": 2.0} | unhurried(tmp_path / "task")
     with started(command(model, run, train__steps=100_000, **limits)) as process:
         wait_for("step", lambda: steps_done(run) >= 1)
         process.send_signal(signal.SIGSTOP)

@@ -12,7 +12,7 @@ from asyncrl.simulation.run import simulate_games
 @pytest.mark.parametrize(
     "seeds",
     [
-        range(7, 13),
+        pytest.param(range(7, 13), marks=pytest.mark.explore),
         pytest.param(range(13, 36), marks=pytest.mark.explore),
         pytest.param(range(36, 300), marks=pytest.mark.soak),
     ],

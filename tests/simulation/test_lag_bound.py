@@ -16,8 +16,18 @@ from asyncrl.simulation.checker import checker
 from asyncrl.simulation.faults import Fault
 from asyncrl.simulation.run import simulate
 
-SEEDS = range(2)
-"""One for each filter."""
+FILTERS = "none", "zero_variance"
+"""Of the runs of a plan, and of those of a way with what is stale, each second one has the other
+filter."""
+WAYS = [
+    ("mask", "group"),
+    ("restart", "group"),
+    ("drop", "group"),
+    ("mask", "rollout"),
+    ("drop", "rollout"),
+    ("train", "group"),
+    ("train", "rollout"),
+]
 PLANS: dict[str, list[str]] = {
     "nothing": [],
     "rejects": ["verifier_raises", "verdict_twice"],
@@ -53,50 +63,35 @@ def lags(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
 
 
 def run(on_stale: str, unit: str, name: str, found: Counter[int]) -> Counter[str]:
-    """Runs in which long responses are overtaken many times; tokens that were left out, by
+    """A run in which long responses are overtaken many times; tokens that were left out, by
     reason."""
-    left_out = Counter[str]()
-    for seed in SEEDS:
-        config = plain(
-            seed,
-            task={"eval_size": 0},
-            engine={"slots": 2, "chunk_tokens": 2},
-            rollout={
-                "actors": 3,
-                "k_min": 1,
-                "max_new_tokens": 40,
-                "filter": ("none", "zero_variance")[seed % 2],
-            },
-            train={
-                "steps": 8,
-                "batch_groups": 1,
-                "unit": unit,
-                "advantage": "first_k" if unit == "rollout" else "grpo",
-            },
-            staleness={"max_lag": 1, "depth": 1, "on_stale": on_stale},
-        )
-        faults = [
-            Fault(0.3 + 0.4 * seed + 0.2 * place, kind, seed)
-            for place, kind in enumerate(PLANS[name])
-        ]
-        report = simulate(seed, config=config, faults=faults)
-        assert report.ok, f"seed {seed}: {report.violation}"
-        assert report.checks["lag"]
-        left_out.update(report.discarded)
-    assert found[0] and found[1]
-    return left_out
+    seed = (WAYS.index((on_stale, unit)) + [*PLANS].index(name)) % len(FILTERS)
+    config = plain(
+        seed,
+        task={"eval_size": 0},
+        engine={"slots": 2, "chunk_tokens": 2},
+        rollout={"actors": 3, "k_min": 1, "max_new_tokens": 40, "filter": FILTERS[seed]},
+        train={
+            "steps": 8,
+            "batch_groups": 1,
+            "unit": unit,
+            "advantage": "first_k" if unit == "rollout" else "grpo",
+        },
+        staleness={"max_lag": 1, "depth": 1, "on_stale": on_stale},
+    )
+    faults = [
+        Fault(0.3 + 0.4 * seed + 0.2 * place, kind, seed) for place, kind in enumerate(PLANS[name])
+    ]
+    report = simulate(seed, config=config, faults=faults)
+    assert report.ok, f"seed {seed}: {report.violation}"
+    assert report.checks["lag"] and found[0] and found[1]
+    return Counter(report.discarded)
 
 
 @pytest.mark.parametrize("name", some(PLANS, len(PLANS)))
 @pytest.mark.parametrize(
     ("on_stale", "unit"),
-    [
-        ("mask", "group"),
-        pytest.param("restart", "group", marks=pytest.mark.explore),
-        pytest.param("drop", "group", marks=pytest.mark.explore),
-        pytest.param("mask", "rollout", marks=pytest.mark.explore),
-        pytest.param("drop", "rollout", marks=pytest.mark.explore),
-    ],
+    [WAYS[0], *(pytest.param(*way, marks=pytest.mark.explore) for way in WAYS[1:5])],
 )
 def test_no_token_over_max_lag_is_in_any_loss(
     on_stale: str, unit: str, name: str, lags: Counter[int]

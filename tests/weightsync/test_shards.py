@@ -4,7 +4,7 @@ and then by gloo."""
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -141,18 +141,22 @@ def test_no_order_of_messages_waits_in_a_circle(
     ranks, replicas, tp = world
     targets = [part for at in range(servers) for part in server(ranks + at * tp, tp)]
     every = messages(moves(trainer(ranks, replicas), targets), SPECS, most)
-    left: dict[int, list[ShardMessage]] = {}
+    left: dict[int, deque[ShardMessage]] = {}
     for message in every:
-        left.setdefault(message.source, []).append(message)
-        left.setdefault(message.target, []).append(message)
+        left.setdefault(message.source, deque()).append(message)
+        left.setdefault(message.target, deque()).append(message)
+    posted: dict[int, list[ShardMessage]] = {rank: [] for rank in left}
     done = 0
-    while any(left.values()):
-        posted = Counter(id(each) for own in left.values() for each in own[:under_way])
-        arrived = {key for key, count in posted.items() if count == 2}
+    while done < len(every):
+        for rank, own in posted.items():
+            while left[rank] and len(own) < under_way:
+                own.append(left[rank].popleft())
+        sides = Counter(id(each) for own in posted.values() for each in own)
+        arrived = {key for key, count in sides.items() if count == 2}
         assert arrived, "all wait"
         done += len(arrived)
-        left = {rank: [m for m in own if id(m) not in arrived] for rank, own in left.items()}
-    assert done == len(every)
+        posted = {rank: [m for m in own if id(m) not in arrived] for rank, own in posted.items()}
+    assert not any(left.values()) and not any(posted.values())
 
 
 def test_rows_are_fsdps() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import warm_process
 from closed_port import closed_port
 from some_values import some
 
@@ -56,9 +57,10 @@ async def ended(
     """The end of `asyncrl agent`."""
     argv = [sys.executable, "-m", "asyncrl.cli", "agent", "--join", str(token), "--dir", str(run)]
     argv += ["--patience", "1", *more]
+    warm_process.warm()  # which the main thread starts
     with trio.fail_after(PATIENCE_S):
         return await trio.to_thread.run_sync(
-            partial(subprocess.run, argv, capture_output=True, text=True, timeout=PATIENCE_S)
+            partial(warm_process.run, argv, capture_output=True, text=True, timeout=PATIENCE_S)
         )
 
 
