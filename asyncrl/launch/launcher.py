@@ -84,6 +84,7 @@ from asyncrl.runtime.run_dir import (
 from asyncrl.sandbox.boxes.box_ends import remote_ends
 from asyncrl.sandbox.boxes.box_settings import BoxSettings
 from asyncrl.sandbox.enders import Enders
+from asyncrl.sandbox.opened import any_left
 from asyncrl.training.checkpoint_index import FOLDER as CHECKPOINTS
 
 logger = logging.getLogger(__name__)
@@ -267,6 +268,8 @@ class _Launch:
     async def _end_left(self) -> None:
         """End what agents' attempts opened outside and left: no actor lives now. What cannot be
         ended keeps its note."""
+        if not any_left(self._run):
+            return  # without a thread: if there is no memory for one, its start never returns
         ends = remote_ends(BoxSettings.of(self._config.sandbox), self._run)
         enders = Enders(self._run, self._config.agent.end, ends)
         with trio.CancelScope(shield=True):

@@ -162,6 +162,20 @@ def forget_empty(folder: Path) -> None:
         return
 
 
+def any_left(run: Path) -> bool:
+    """True unless a run's directory certainly has nothing for `left` to read."""
+    folder = run / FOLDER
+    if folder.is_symlink():
+        return True
+    try:
+        with os.scandir(folder) as found:
+            return next(found, None) is not None
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
 def left(run: Path, of: str = "") -> Iterator[LeftNote]:
     """Read the notes that are left in a run's directory, of all owners, or of the owner `of` and
     those whose name goes on from it with a dot. What is no note of ours is returned with the

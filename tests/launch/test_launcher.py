@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -31,6 +31,7 @@ from asyncrl.runtime.processes.run_supervisor import SupervisedEnd
 from asyncrl.runtime.processes.supervisor import ActorFailed
 from asyncrl.runtime.processes.told_to_end import obeying
 from asyncrl.runtime.run_dir import INITIAL, JOURNAL, KEY, LAST_STATUS, STATUS, SUMMARY
+from asyncrl.sandbox import opened
 from asyncrl.training.checkpoint_index import CheckpointError
 
 
@@ -183,6 +184,27 @@ async def test_a_signal_between_two_lives_ends_the_run(
     assert len(lives) == 2 and launch._report(end) == status
     said = capsys.readouterr()
     assert said.err == "" and "coordinator-0 was lost" in said.out and "Draining" not in said.out
+
+
+async def test_without_notes_the_end_of_a_run_needs_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without memory for a new thread, Python waits for its start without end."""
+    begun = list[object]()
+
+    async def in_thread(work: Callable[[], list[object]]) -> list[object]:
+        begun.append(work)
+        return []
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", in_thread)
+    launch = launched(tmp_path)
+    await launch._end_left()
+    (tmp_path / opened.FOLDER).mkdir()
+    await launch._end_left()
+    assert not begun
+    (tmp_path / opened.FOLDER / "agents-0.r1-1").mkdir()
+    await launch._end_left()
+    assert len(begun) == 1
 
 
 def test_the_next_life_keeps_the_status_of_the_one_before(tmp_path: Path) -> None:
