@@ -1,9 +1,9 @@
 """The supervised warm-up of the bundled model. Invariant: its result is a function of the
 settings, and is computed at most once on a machine.
 
-The model of the main job (`run.toml`) is shipped warmed up, in `prewarmed/` beside this file, so
-that a newcomer need not wait for it. `python -m asyncrl.bundled.warmup run.toml` writes that
-folder.
+Two models are shipped warmed up, in `prewarmed/` beside this file, so that a newcomer need not wait
+for them: that of the main job (`run.toml`), and that of an agent with default settings, which takes
+minutes. `python -m asyncrl.bundled.warmup run.toml` writes that folder.
 
 The model learns the training prompts' own answers: the loss is on the answer and its end alone. It
 stops as soon as there is something to reinforce: enough of its greedy answers are right
@@ -37,7 +37,7 @@ from asyncrl.bundled.outlook import Lesson
 from asyncrl.bundled.question_template import question_template
 from asyncrl.config import read
 from asyncrl.config.mix import each, is_counted, named
-from asyncrl.config.schema import Config, TaskConfig
+from asyncrl.config.schema import AgentConfig, Config, TaskConfig
 from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.gym_indices import indices_of
 from asyncrl.tasks.mixed import in_turn
@@ -79,7 +79,7 @@ def prepare_model(
     warm-up. Computes with torch's threads. Raises TaskError."""
     if config.model.path:
         return Path(config.model.path)
-    name = f"{named(config.task)}-{recipe(config)}"
+    name = _name(config)
     if (PREWARMED / name / "config.json").is_file():
         return PREWARMED / name
     final = cache() / f"{name}-{torch.__version__}"
@@ -292,13 +292,22 @@ def _publish(work: Path, final: Path) -> None:
             raise
 
 
+def shipped(run_toml: Path) -> list[Config]:
+    """The settings of the models in the package: of the main job, and of any agent."""
+    return [read(run_toml), Config(agent=AgentConfig(run="any:agent"))]
+
+
+def _name(config: Config) -> str:
+    return f"{named(config.task)}-{recipe(config)}"
+
+
 def main() -> None:
-    """Warm up the model of a run.toml, and put it into the package."""
-    settings = read(Path(sys.argv[1]))
-    directory = PREWARMED / f"{named(settings.task)}-{recipe(settings)}"
+    """Warm up the models of the package, whose main job is a run.toml, and put them into it."""
     shutil.rmtree(PREWARMED, ignore_errors=True)
-    directory.mkdir(parents=True)
-    _make(settings, directory, lambda lesson: print(f"{lesson.step}: {lesson.accuracy:.3f}"))
+    for config in shipped(Path(sys.argv[1])):
+        directory = PREWARMED / _name(config)
+        directory.mkdir(parents=True)
+        _make(config, directory, lambda lesson: print(f"{lesson.step}: {lesson.accuracy:.3f}"))
 
 
 if __name__ == "__main__":

@@ -273,9 +273,10 @@ def test_the_main_job_finds_its_model_in_the_package(
     main = read(ROOT / "run.toml")
     monkeypatch.setattr(warmup, "teach", None)
     path = warmup.prepare_model(main)
-    assert path.parent == warmup.PREWARMED and len(list(path.parent.iterdir())) == 1, (
-        "run .venv/bin/python -m asyncrl.bundled.warmup run.toml"
-    )
+    assert path.parent == warmup.PREWARMED
+    assert {each.name for each in path.parent.iterdir()} == {
+        warmup.prepare_model(each).name for each in warmup.shipped(ROOT / "run.toml")
+    }, "run .venv/bin/python -m asyncrl.bundled.warmup run.toml"
     assert not list(home.iterdir())
     task, tokenizer = open_task(main.task, main.run.seed), Tokenizer(path)
     ids, labels = next(warmup._batches(tokenizer, task))[0]
