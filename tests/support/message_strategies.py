@@ -47,7 +47,12 @@ def _within(kind: object, limits: msgspec.Meta) -> st.SearchStrategy:
     most = max(least, min(limits.max_length or 20, 20))
     if kind is bytes:
         return st.binary(min_size=least, max_size=most)
+    if kind is str and limits.pattern:
+        return st.from_regex(limits.pattern, fullmatch=True)
     if kind is str:
         return st.text(st.characters(codec="utf-8"), min_size=least, max_size=most)
+    if get_origin(kind) is tuple:
+        of = of_type(get_args(kind)[0])
+        return st.lists(of, min_size=least, max_size=min(most, 3)).map(tuple)
     keys, values = map(of_type, get_args(kind))
     return st.dictionaries(keys, values, min_size=least, max_size=most)
