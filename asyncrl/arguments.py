@@ -251,7 +251,7 @@ def _add_sizing(verbs: Verbs) -> None:
         ("games", "only runs of two to four policies that play games with each other"),
     ):
         only.add_argument(
-            *(f"--{runs}",), dest="runs", action="store_const", const=runs, default="", help=which
+            f"--{runs}", dest="runs", action="store_const", const=runs, default="", help=which
         )
     trial.add_argument("--json", action="store_true", help="print the result as JSON")
     fit = verbs.add_parser(

@@ -8,9 +8,9 @@ minutes. `python -m asyncrl.bundled.warmup run.toml` writes that folder.
 The model learns the training prompts' own answers: the loss is on the answer and its end alone. It
 stops as soon as there is something to reinforce: enough of its greedy answers are right
 (`model.warmup_accuracy`), and of sampled ones, which is what reinforcement learning sees, a tenth
-as many. At the latest it stops after `model.warmup_steps`: to learn the task well is the
-purpose of reinforcement learning. For an agent it also learns to answer
-once more (`further_turns.py`), and reads the question alone (`question_template.py`).
+as many. At the latest it stops after `model.warmup_steps`: to learn the task well is the purpose of
+reinforcement learning. For an agent it also learns to answer again (`further_turns.py`), and reads
+the question alone (`question_template.py`).
 """
 
 from __future__ import annotations
